@@ -1,0 +1,36 @@
+"""Where the ops run. `get_backend` makes a backend by name; the rest of kdnb takes it as an argument."""
+
+from kdnb.backends.base import Backend
+from kdnb.errors import BackendUnavailable, ConfigError
+
+BACKENDS = ("numpy", "cuda", "emulated")
+
+
+def get_backend(name: str | Backend, **options: object) -> Backend:
+    """Return a backend.
+
+    Args:
+        name: "numpy", or a Backend object, which is returned as it is.
+        options: Keyword arguments of the backend's class: `dtype`, `deterministic`,
+            `expert_cache_bytes` for numpy.
+    Returns:
+        The backend.
+    Raises:
+        ConfigError: if no backend has this name, or an object comes with options.
+        BackendUnavailable: if it cannot run here.
+    """
+    if not isinstance(name, str):
+        if options:
+            raise ConfigError(
+                f"backend is already an object ({name!r}); give {', '.join(options)} to its own class."
+            )
+        return name
+    if name == "numpy":
+        from kdnb.backends.numpy_backend import NumpyBackend
+
+        return NumpyBackend(**options)  # type: ignore[arg-type]
+    if name in BACKENDS:
+        raise BackendUnavailable(
+            f'backend "{name}" is not part of this version of kdnb; use backend="numpy".'
+        )
+    raise ConfigError(f'backend "{name}" is unknown; use one of {", ".join(BACKENDS)}.')

@@ -1,0 +1,75 @@
+"""Dequantized weights in host memory, under a byte budget."""
+
+import os
+from collections import OrderedDict
+
+import numpy as np
+
+from kdnb.arrays import Floats
+from kdnb.checkpoint import StoredTensor
+from kdnb.errors import CheckpointError, ConfigError
+
+DEFAULT_SHARE = 0.5  # of the machine's memory
+
+
+class WeightStore:
+    """Reads weights at first use and forgets the least recently used ones beyond a budget.
+
+    Args:
+        dtype: numpy dtype of the arrays handed out.
+        budget_bytes: Bytes of weights kept; None is half of the machine's memory. Weights used
+            without conversion count too: their mapped pages are let go when they are forgotten.
+    Raises:
+        ConfigError: if the budget is negative.
+    """
+
+    def __init__(self, dtype: np.dtype[np.floating], budget_bytes: int | None) -> None:
+        if budget_bytes is None:
+            budget_bytes = int(_memory_bytes() * DEFAULT_SHARE)
+        if budget_bytes < 0:
+            raise ConfigError(f"expert_cache_bytes is {budget_bytes}; use 0 or more bytes.")
+        self.dtype = dtype
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self._held: OrderedDict[StoredTensor, Floats] = OrderedDict()
+
+    def fits(self, stored: StoredTensor) -> bool:
+        """Whether a weight can be held at all."""
+        return int(np.prod(stored.shape)) * self.dtype.itemsize <= self.budget_bytes
+
+    def get(self, stored: StoredTensor) -> Floats:
+        """Return a weight, dequantized, in the store's dtype; it must not be written.
+
+        Raises:
+            CheckpointError: if it holds a NaN or an infinity.
+        """
+        held = self._held.get(stored)
+        if held is not None:
+            self._held.move_to_end(stored)
+            return held
+        array = read_finite(stored, self.dtype)
+        self.used_bytes += array.nbytes
+        self._held[stored] = array
+        while self.used_bytes > self.budget_bytes and len(self._held) > 1:
+            old, forgotten = self._held.popitem(last=False)
+            self.used_bytes -= forgotten.nbytes
+            old.release()
+        return array
+
+
+def read_finite(stored: StoredTensor, dtype: np.dtype[np.floating]) -> Floats:
+    """Read a whole weight and refuse one that is not finite."""
+    array = stored.read(dtype)
+    if array.size and not (np.isfinite(array.max()) and np.isfinite(array.min())):
+        count = int(array.size - np.isfinite(array).sum())
+        raise CheckpointError(
+            f"{stored.name} holds {count} of {array.size} values that are NaN or infinite; "
+            "the file is damaged, fetch it again."
+        )
+    return array
+
+
+def _memory_bytes() -> int:
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 8 << 30  # Windows has no sysconf: a laptop's worth

@@ -1,0 +1,279 @@
+"""DFlash: a small block-diffusion drafter that reads the target's hidden states."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kdnb.arrays import Bool, Int32
+from kdnb.backends.base import Array, Backend, Rope, Weight
+from kdnb.checkpoint import StoredTensor, TensorFolder
+from kdnb.drafter_config import DFlashConfig
+from kdnb.draft import Draft, DraftContext
+from kdnb.errors import DrafterError
+
+if TYPE_CHECKING:
+    from kdnb.model import Target
+
+
+@dataclass(frozen=True)
+class DFlashLayer:
+    """Weights of one layer: grouped-query attention with per-head norms, and a gated MLP."""
+
+    input_norm: Weight
+    q: Weight
+    k: Weight
+    v: Weight
+    o: Weight
+    q_norm: Weight
+    k_norm: Weight
+    post_attention_norm: Weight
+    gate: Weight
+    up: Weight
+    down: Weight
+
+
+class KvRows:
+    """Keys and values of the committed context, one pair of growing buffers per layer."""
+
+    def __init__(self, backend: Backend, heads: int, head_dim: int, capacity: int) -> None:
+        self.length = 0
+        self._backend = backend
+        self._shape = (heads, head_dim)
+        self._capacity = capacity
+        self.keys = backend.zeros((capacity, *self._shape))
+        self.values = backend.zeros((capacity, *self._shape))
+
+    def write(self, keys: Array, values: Array) -> None:
+        """Write rows behind the context; `length` stays, so the next write covers them again."""
+        needed = self.length + int(keys.shape[0])
+        if needed > self._capacity:
+            self._capacity = max(needed, 2 * self._capacity)
+            for name in ("keys", "values"):
+                grown = self._backend.zeros((self._capacity, *self._shape))
+                held = self._backend.take_rows(getattr(self, name), np.arange(self.length))
+                self._backend.write_rows(grown, 0, held)
+                setattr(self, name, grown)
+        self._backend.write_rows(self.keys, self.length, keys)
+        self._backend.write_rows(self.values, self.length, values)
+
+
+class DFlash:
+    """Drafts a whole block at once: the root and mask tokens in, one distribution per depth out.
+
+    The context is the target's own hidden states: features of the committed rows, projected once and
+    then turned into keys and values by every layer. The draft cache holds context only; a block's own
+    keys and values are written behind it and forgotten.
+
+    Args:
+        config: The drafter's config.
+        tensors: Its weights, z-lab's names.
+        target: The target it was trained for.
+        name: What to call it in traces.
+    Raises:
+        DrafterError: if it does not fit the target; the message gives both numbers.
+        CheckpointError: if tensors are missing or misshapen.
+    Source: z-lab's DFlash; the layout and the maths are those of its checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: DFlashConfig,
+        tensors: Mapping[str, StoredTensor],
+        target: "Target",
+        name: str = "dflash",
+    ) -> None:
+        check_fit(config, target)
+        self.config = config
+        self.name = name
+        self.max_depth = config.block_size - 1
+        self.tap_names = tuple(f"layers.{layer}.out" for layer in config.target_layer_ids)
+        self._backend = target.backend
+
+        def load(key: str) -> Weight:
+            return target.backend.weight(tensors[key])
+
+        self._fc = load("fc.weight")
+        self._hidden_norm = load("hidden_norm.weight")
+        self._norm = load("norm.weight")
+        self._layers = tuple(_layer(load, index) for index in range(config.num_hidden_layers))
+        self.start(target)
+
+    def __repr__(self) -> str:
+        c = self.config
+        return (
+            f"DFlash({self.name!r}, {c.num_hidden_layers} layers, block_size={c.block_size}, "
+            f"target_layer_ids={list(c.target_layer_ids)})"
+        )
+
+    @classmethod
+    def load(cls, folder: Path, target: "Target", name: str | None = None) -> "DFlash":
+        """Open a DFlash folder: config.json and *.safetensors."""
+        config = DFlashConfig.from_folder(folder)
+        tensors = TensorFolder(folder)
+        tensors.check(expected_tensors(config), lambda key: key.endswith("rotary_emb.inv_freq"))
+        return cls(config, tensors, target, name or folder.name)
+
+    def start(self, target: "Target") -> None:
+        """Begin a new sequence; see Drafter."""
+        check_fit(self.config, target)
+        if target.backend is not self._backend:
+            raise DrafterError(
+                f"{self!r} lives on {self._backend!r} but the target on {target.backend!r}; "
+                "load the drafter for this target."
+            )
+        self._target = target
+        heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
+        self._cache = [KvRows(self._backend, heads, head_dim, 256) for _ in self._layers]
+
+    def commit(self, token_ids: Int32, features: Mapping[str, Array]) -> None:
+        """Turn committed rows' features into context keys and values; see Drafter."""
+        taps = [features[name] for name in self.tap_names]
+        rows = int(taps[0].shape[0])
+        if rows != len(token_ids):
+            raise DrafterError(
+                f"features have {rows} rows but {len(token_ids)} tokens were committed."
+            )
+        b = self._backend
+        context = b.linear(b.concat(taps), self._fc)
+        context = b.rms_norm(context, self._hidden_norm, self.config.rms_norm_eps)
+        rope = self._rope(self.context_len, rows)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            cache.write(*self._keys_values(context, layer, rope))
+            cache.length += rows
+
+    @property
+    def context_len(self) -> int:
+        """Committed rows seen so far."""
+        return self._cache[0].length
+
+    def draft(self, context: DraftContext) -> Draft:
+        """Run one block behind the context; see Drafter."""
+        if self.context_len != context.prefix_len:
+            raise DrafterError(
+                f"the drafter has seen {self.context_len} committed rows but the cache holds "
+                f"{context.prefix_len}; call start, then commit every committed row."
+            )
+        b, config = self._backend, self.config
+        block = np.full(config.block_size, config.mask_token_id, dtype=np.int32)
+        block[0] = context.root_id
+        rope = self._rope(self.context_len, config.block_size)
+        eps = config.rms_norm_eps
+        h = self._target.embed(block)
+        x = b.rms_norm(h, self._layers[0].input_norm, eps)
+        for index, (layer, cache) in enumerate(zip(self._layers, self._cache, strict=True)):
+            delta = self._attend(x, layer, cache, rope, self._visible(index))
+            h, x = b.add_rms_norm(h, delta, layer.post_attention_norm, eps)
+            last = index + 1 == len(self._layers)
+            after = self._norm if last else self._layers[index + 1].input_norm
+            h, x = b.add_rms_norm(h, b.mlp(x, layer.gate, layer.up, layer.down), after, eps)
+        drafted = b.take_rows(x, np.arange(1, config.block_size))  # row 0 is the root's own
+        return Draft(context.root_id, self._target.lm_head(drafted), b, context.noise)
+
+    def _attend(
+        self, x: Array, layer: DFlashLayer, cache: KvRows, rope: Rope, visible: Bool | None
+    ) -> Array:
+        b, config = self._backend, self.config
+        query = b.head_norm_rope(b.linear(x, layer.q), layer.q_norm, config.rms_norm_eps, rope)
+        cache.write(*self._keys_values(x, layer, rope))
+        attended = b.draft_attention(
+            query,
+            cache.keys,
+            cache.values,
+            cache.length + config.block_size,
+            config.head_dim**-0.5,
+            visible,
+        )
+        return b.linear(attended, layer.o)
+
+    def _keys_values(self, x: Array, layer: DFlashLayer, rope: Rope) -> tuple[Array, Array]:
+        b, config = self._backend, self.config
+        keys = b.head_norm_rope(b.linear(x, layer.k), layer.k_norm, config.rms_norm_eps, rope)
+        return keys, b.split_heads(b.linear(x, layer.v), config.head_dim)
+
+    def _rope(self, start: int, rows: int) -> Rope:
+        positions = np.arange(start, start + rows)
+        return self._backend.rope(self.config.rope, self.config.head_dim, positions)
+
+    def _visible(self, layer: int) -> Bool | None:
+        """Which keys the block sees in a sliding layer: those less than a window away."""
+        window = self.config.sliding_window
+        if self.config.layer_types[layer] != "sliding_attention" or window is None:
+            return None
+        first, size = self.context_len, self.config.block_size
+        queries = np.arange(first, first + size)[:, None]
+        return np.abs(queries - np.arange(first + size)[None, :]) < window
+
+
+def _layer(load: Callable[[str], Weight], index: int) -> DFlashLayer:
+    prefix = f"layers.{index}."
+    attention = prefix + "self_attn."
+    return DFlashLayer(
+        input_norm=load(prefix + "input_layernorm.weight"),
+        q=load(attention + "q_proj.weight"),
+        k=load(attention + "k_proj.weight"),
+        v=load(attention + "v_proj.weight"),
+        o=load(attention + "o_proj.weight"),
+        q_norm=load(attention + "q_norm.weight"),
+        k_norm=load(attention + "k_norm.weight"),
+        post_attention_norm=load(prefix + "post_attention_layernorm.weight"),
+        gate=load(prefix + "mlp.gate_proj.weight"),
+        up=load(prefix + "mlp.up_proj.weight"),
+        down=load(prefix + "mlp.down_proj.weight"),
+    )
+
+
+def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a DFlash checkpoint."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, hidden * len(config.target_layer_ids)),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for index in range(config.num_hidden_layers):
+        for name, shape in {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (queries, hidden),
+            "self_attn.k_proj": (keys, hidden),
+            "self_attn.v_proj": (keys, hidden),
+            "self_attn.o_proj": (hidden, queries),
+            "self_attn.q_norm": (config.head_dim,),
+            "self_attn.k_norm": (config.head_dim,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }.items():
+            shapes[f"layers.{index}.{name}.weight"] = shape
+    return shapes
+
+
+def check_fit(config: DFlashConfig, target: "Target") -> None:
+    """Refuse a drafter that was made for another target (DrafterError, with both numbers)."""
+    theirs = target.config
+    for name, ours, wanted in (
+        ("vocab_size", config.vocab_size, theirs.vocab_size),
+        ("hidden_size", config.hidden_size, theirs.hidden_size),
+        ("num_target_layers", config.num_target_layers, theirs.num_hidden_layers),
+    ):
+        if ours != wanted:
+            raise DrafterError(
+                f"the drafter's {name} is {ours} but the target has {wanted}; "
+                "it was trained for another model."
+            )
+    for layer in config.target_layer_ids:
+        if not 0 <= layer < theirs.num_hidden_layers:
+            raise DrafterError(
+                f"target_layer_ids holds {layer} but the target has layers 0 to "
+                f"{theirs.num_hidden_layers - 1}."
+            )
+    if not 0 <= config.mask_token_id < theirs.vocab_size:
+        raise DrafterError(
+            f"mask_token_id is {config.mask_token_id} but ids of the target go from 0 to "
+            f"{theirs.vocab_size - 1}."
+        )

@@ -1,0 +1,369 @@
+"""The decoding loop: draft, build, verify, accept, compact, until a stop id or the length."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from kdnb.arrays import Float32, HostArray, Int32, as_token_ids
+from kdnb.backends.base import Array
+from kdnb.draft import Draft, DraftContext
+from kdnb.drafters.base import Drafter
+from kdnb.errors import ConfigError, TokenError
+from kdnb.model import Target
+from kdnb.noise import Noise
+from kdnb.policies import check_tree
+from kdnb.policies import resolve as resolve_policy
+from kdnb.reference.top_k import top_k_log_probs
+from kdnb.run import Run
+from kdnb.settings import Settings
+from kdnb.trace import RoundTrace
+from kdnb.tree import DraftTree
+from kdnb.verify_rules import check_acceptance
+from kdnb.verify_rules import resolve as resolve_rule
+
+TARGET_TOP = 8  # target choices per node that a full trace keeps
+
+
+@dataclass
+class Decoding:
+    """One sequence being decoded: the state between rounds.
+
+    Iterating runs it: the prompt first, then one round per step. Between two steps everything is
+    consistent, so an interrupted decoding can be read, or iterated on.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    prompt_ids: Int32
+    settings: Settings
+    token_ids: list[int] = field(default_factory=list)  # emitted so far, the prompt not included
+    rounds: list[RoundTrace] = field(default_factory=list)
+    stop_reason: Literal["stop_id", "length"] | None = None
+    prefill_us: float | None = None
+    prefill_min_gap: float | None = None
+
+    def __post_init__(self) -> None:
+        choices = self.settings
+        self.policy = resolve_policy(choices.policy)
+        self.rule = resolve_rule(
+            choices.temperature, choices.top_k, choices.top_p, choices.verify_rule
+        )
+        config_stops = self.target.config.stop_ids
+        self.stop_ids = frozenset(config_stops if choices.stop_ids is None else choices.stop_ids)
+        self.cache = self.target.new_cache(
+            len(self.prompt_ids) + choices.max_new_tokens + choices.node_budget + 1
+        )
+
+    def __iter__(self) -> Iterator[RoundTrace]:
+        if self.prefill_us is None:
+            self.prefill()
+        while self.stop_reason is None:
+            yield self.round()
+
+    def prefill(self) -> None:
+        """Run the prompt; its last logits choose the first token, the root of the first tree."""
+        watch = _StageClock()
+        if self.drafter is not None:
+            self.drafter.start(self.target)
+        step = self.settings.prefill_chunk
+        for start in range(0, len(self.prompt_ids), step):
+            chunk = self.prompt_ids[start : start + step]
+            result = self.target.forward(
+                chunk, self.cache, taps=self._tap_names, logits="last", host=False
+            )
+            self.cache.commit()
+            if self.drafter is not None:
+                self.drafter.commit(chunk, result.taps)
+        last = DraftTree.root_only(int(self.prompt_ids[-1]))
+        noise = Noise(self.settings.seed, len(self.prompt_ids) - 1)
+        acceptance = self.rule(last, self._host_logits(result.logits), noise)
+        check_acceptance(last, acceptance, self.target.config.vocab_size)
+        self._emit([acceptance.bonus_id])
+        self.prefill_min_gap = acceptance.min_gap
+        watch.mark("prefill")
+        self.prefill_us = watch.times_us["prefill"]
+
+    def round(self) -> RoundTrace:
+        """Draft, build, verify, accept, compact."""
+        clock = _StageClock()
+        prefix_len = self.cache.prefix_len
+        noise = Noise(self.settings.seed, prefix_len)
+
+        draft = self._draft(noise)
+        clock.mark("draft")
+
+        tree = self._build(draft)
+        clock.mark("build")
+
+        result = self.target.forward(
+            tree.token_ids,
+            self.cache,
+            positions=prefix_len + tree.depths,
+            visible=tree.visible,
+            taps=self._tap_names,
+            host=False,
+        )
+        logits = self._host_logits(result.logits)
+        clock.mark("verify")
+
+        acceptance = self.rule(tree, logits, noise)
+        check_acceptance(tree, acceptance, self.target.config.vocab_size)
+        path = tree.token_ids[acceptance.accepted]
+        clock.mark("accept")
+
+        self.cache.commit(acceptance.accepted)
+        if self.drafter is not None:
+            take = self.target.backend.take_rows
+            kept = {name: take(x, acceptance.accepted) for name, x in result.taps.items()}
+            self.drafter.commit(path, kept)
+        clock.mark("compact")
+
+        emitted = self._emit([*path[1:].tolist(), acceptance.bonus_id])
+        trace = RoundTrace(
+            prefix_len=prefix_len,
+            tree=tree,
+            next_ids=acceptance.next_ids,
+            accepted=acceptance.accepted,
+            bonus_id=acceptance.bonus_id,
+            emitted=np.array(emitted, dtype=np.int32),
+            times_us=clock.times_us,
+            min_gap=acceptance.min_gap,
+            **self._full_trace(prefix_len, tree, draft, logits, result.visible_words),
+        )
+        self.rounds.append(trace)
+        return trace
+
+    def run(self, stop_reason: str, wall_us: float | None = None) -> Run:
+        """What was decoded so far, as a Run."""
+        target, settings = self.target, self.settings
+        return Run(
+            prompt_ids=self.prompt_ids,
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            rounds=list(self.rounds),
+            stop_reason=stop_reason,
+            settings={
+                "target": target.name,
+                "drafter": None if self.drafter is None else repr(self.drafter),
+                "policy": repr(self.policy),
+                "verify_rule": repr(self.rule),
+                "lossless": bool(self.rule.lossless),
+                "node_budget": settings.node_budget,
+                "max_new_tokens": settings.max_new_tokens,
+                "temperature": settings.temperature,
+                "top_k": settings.top_k,
+                "top_p": settings.top_p,
+                "seed": settings.seed,
+                "stop_ids": sorted(self.stop_ids),
+                "trace": settings.trace,
+                "backend": target.backend.name,
+                "dtype": target.backend.dtype,
+            },
+            tokenizer=target.tokenizer,
+            prefill_us=self.prefill_us,
+            prefill_min_gap=self.prefill_min_gap,
+            wall_us=wall_us,
+        )
+
+    @property
+    def root_id(self) -> int:
+        """The last emitted token: not in the cache yet, the root of the next tree."""
+        return self.token_ids[-1]
+
+    @property
+    def _tap_names(self) -> Sequence[str]:
+        return () if self.drafter is None else self.drafter.tap_names
+
+    def _draft(self, noise: Noise) -> Draft | DraftTree:
+        if self.drafter is None or self.settings.node_budget == 0:
+            return DraftTree.root_only(self.root_id)
+        committed = np.concatenate([self.prompt_ids, np.array(self.token_ids, dtype=np.int32)])
+        context = DraftContext(
+            token_ids=committed,
+            prefix_len=self.cache.prefix_len,
+            root_id=self.root_id,
+            node_budget=self.settings.node_budget,
+            noise=noise,
+        )
+        return self.drafter.draft(context)
+
+    def _build(self, draft: Draft | DraftTree) -> DraftTree:
+        if isinstance(draft, DraftTree):  # the drafter built its own
+            tree = draft
+        else:
+            tree = self.policy(draft, self.settings.node_budget)
+        check_tree(tree, self.root_id, self.settings.node_budget, self.target.config.vocab_size)
+        return tree
+
+    def _emit(self, token_ids: Sequence[int]) -> list[int]:
+        """Add tokens to the output until a stop id or the length; return those added."""
+        emitted: list[int] = []
+        for token_id in token_ids:
+            emitted.append(token_id)
+            self.token_ids.append(token_id)
+            if token_id in self.stop_ids:
+                self.stop_reason = "stop_id"
+            elif len(self.token_ids) == self.settings.max_new_tokens:
+                self.stop_reason = "length"
+            if self.settings.on_token is not None:
+                self.settings.on_token(token_id)
+            if self.stop_reason is not None:
+                break
+        return emitted
+
+    def _host_logits(self, logits: Array) -> Float32:
+        host: Float32 = self.target.backend.download(logits)
+        return host
+
+    def _full_trace(
+        self,
+        prefix_len: int,
+        tree: DraftTree,
+        draft: Draft | DraftTree,
+        logits: Float32,
+        visible_words: Any,
+    ) -> dict[str, Any]:
+        if self.settings.trace == "light":
+            return {}
+        vocab_size = self.target.config.vocab_size
+        top_ids, top_log_probs = top_k_log_probs(logits, min(TARGET_TOP, vocab_size))
+        full: dict[str, Any] = {
+            "policy": repr(self.policy),
+            "verify_rule": repr(self.rule),
+            "target_log_prob": _log_prob_of_nodes(tree, logits),
+            "cache_row": np.arange(prefix_len, prefix_len + tree.num_nodes, dtype=np.int32),
+            "target_top_ids": top_ids,
+            "target_top_log_probs": top_log_probs,
+            "visible_words": visible_words,
+        }
+        if isinstance(draft, Draft):
+            k = min(self.settings.node_budget, vocab_size)
+            full["draft_top_ids"], full["draft_top_log_probs"] = draft.top_k(k)
+        return full
+
+
+def rounds(
+    target: Target,
+    prompt: str | Sequence[int] | HostArray,
+    drafter: Drafter | None = None,
+    **settings: Any,
+) -> Iterator[RoundTrace]:
+    """Decode one round per step: the generator behind `generate`, with the same arguments.
+
+    Yields:
+        RoundTrace of each round. The first root, `tree.token_ids[0]`, is the token that the prompt's
+        own logits chose; with max_new_tokens=1 there is no round.
+    Raises:
+        As `generate`, at the call and not at the first step.
+    """
+    return iter(start(target, prompt, drafter, Settings(**settings)))
+
+
+def generate(
+    target: Target,
+    prompt: str | Sequence[int] | HostArray,
+    drafter: Drafter | None = None,
+    *,
+    progress: bool = False,
+    **settings: Any,
+) -> Run:
+    """Decode a continuation of the prompt.
+
+    Args:
+        target: The target model: every emitted token is its own choice.
+        prompt: Text (the target needs a tokenizer) or token ids.
+        drafter: Proposes the trees; None is plain decoding, one token a round.
+        progress: Show a progress bar, if standard error is a terminal.
+        settings: The fields of Settings: max_new_tokens (required), node_budget, policy, temperature,
+            top_k, top_p, seed, verify_rule, trace, stop_ids, prefill_chunk, on_token.
+    Returns:
+        Run. An interrupt (Ctrl-C) ends the run early with stop_reason "interrupted"; nothing is lost.
+    Raises:
+        ConfigError, TokenError: if an argument cannot be used.
+        DrafterError: if the drafter does not fit the target.
+        PolicyError, VerifyRuleError: if a policy or rule breaks its contract.
+    """
+    decoding = start(target, prompt, drafter, Settings(**settings))
+    began = time.perf_counter()
+    stop_reason: str | None = None
+    try:
+        steps: Iterator[RoundTrace] = iter(decoding)
+        if progress:
+            steps = _with_progress(steps, decoding)
+        for _ in steps:
+            pass
+    except KeyboardInterrupt:
+        stop_reason = "interrupted"
+    wall_us = (time.perf_counter() - began) * 1e6
+    return decoding.run(stop_reason or decoding.stop_reason or "interrupted", wall_us)
+
+
+def start(
+    target: Target,
+    prompt: str | Sequence[int] | HostArray,
+    drafter: Drafter | None,
+    settings: Settings,
+) -> Decoding:
+    """Check a prompt against the target and set up its decoding; nothing runs yet.
+
+    Args:
+        target: The target model.
+        prompt: Text or token ids.
+        drafter: Proposes the trees, or None.
+        settings: The choices of this decoding.
+    Returns:
+        Decoding, which iterates over rounds.
+    Raises:
+        ConfigError, TokenError: if the prompt or a setting cannot be used with this target.
+    """
+    if isinstance(prompt, str):
+        if target.tokenizer is None:
+            raise TokenError(
+                f"{target!r} has no tokenizer, so the prompt must be token ids, not text."
+            )
+        prompt = target.tokenizer.encode(prompt)
+    prompt_ids = as_token_ids(prompt, target.config.vocab_size, "prompt")
+    length, room = len(prompt_ids) + settings.max_new_tokens, target.config.max_position_embeddings
+    if length > room:
+        raise ConfigError(
+            f"the prompt has {len(prompt_ids)} tokens and max_new_tokens is "
+            f"{settings.max_new_tokens}: together {length}, but the context holds {room} "
+            "(max_position_embeddings); shorten one of them."
+        )
+    return Decoding(target, drafter, prompt_ids, settings)
+
+
+class _StageClock:
+    """Microseconds between marks."""
+
+    def __init__(self) -> None:
+        self.times_us: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def mark(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.times_us[stage] = (now - self._last) * 1e6
+        self._last = now
+
+
+def _with_progress(steps: Iterator[RoundTrace], decoding: Decoding) -> Iterator[RoundTrace]:
+    from tqdm import tqdm
+
+    total = decoding.settings.max_new_tokens
+    with tqdm(total=total, unit="token", disable=None) as bar:  # None: only on a terminal
+        for step in steps:
+            bar.update(len(decoding.token_ids) - bar.n)
+            yield step
+
+
+def _log_prob_of_nodes(tree: DraftTree, logits: Float32) -> Float32:
+    """Target log-prob of each node's token after its parent: float32 [num_nodes], root 0."""
+    out = np.zeros(tree.num_nodes, dtype=np.float32)
+    parents = tree.parents[1:]
+    rows = logits.astype(np.float64)
+    top = rows.max(axis=1, keepdims=True)
+    log_sum = top[:, 0] + np.log(np.exp(rows - top).sum(axis=1))
+    out[1:] = rows[parents, tree.token_ids[1:]] - log_sum[parents]
+    return out

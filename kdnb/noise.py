@@ -1,0 +1,46 @@
+"""Random numbers that depend on where they are used, not on what was drawn before."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kdnb.arrays import Float32, Float64
+
+TARGET_STREAM = 0  # of the target's own choices; drafters and rejection use others
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of one round.
+
+    Every number is keyed by (seed, absolute position of the token it decides, token id), so plain
+    decoding and every tree see the same noise for the same token, and emit the same text.
+
+    Args:
+        seed: Of the whole run, 0 or more.
+        prefix_len: Committed rows when the round began: the root's position.
+    Source: numpy's Philox-4x64-10 (Salmon et al. 2011) with key (seed, stream) and counter words
+        (0, 0, 0, position); a token takes the double of its own index in that stream.
+    """
+
+    seed: int
+    prefix_len: int = 0
+
+    def gumbel(self, depth: int, vocab_size: int) -> Float32:
+        """Gumbel noise for the token drawn after a node at `depth`: float32 [vocab_size]."""
+        u = self.uniform(depth, TARGET_STREAM, vocab_size)
+        return (-np.log(-np.log(u))).astype(np.float32)
+
+    def uniform(self, depth: int, stream: int, count: int) -> Float64:
+        """Uniform numbers in the open interval (0, 1): float64 [count].
+
+        Args:
+            depth: Depth of the node after which the decided token comes.
+            stream: Independent numbers for the same position; 0 is the target's.
+            count: How many.
+        """
+        position = self.prefix_len + depth + 1
+        key = np.array([self.seed, stream], dtype=np.uint64)
+        counter = np.array([0, 0, 0, position], dtype=np.uint64)
+        draws = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
+        return draws + 2.0**-54  # random() gives multiples of 2**-53 from 0 on

@@ -1,0 +1,38 @@
+"""Root-mean-square normalisation."""
+
+import numpy as np
+
+from kdnb.arrays import Floats
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Scale each row to unit root mean square, then by `weight`.
+
+    Args:
+        x: [..., size].
+        weight: [size].
+        eps: Added to the mean square.
+    Returns:
+        [..., size].
+    Source: Zhang & Sennrich 2019 (arXiv:1910.07467), eq. 4.
+    """
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    normed: Floats = weight * (x / np.sqrt(mean_square + x.dtype.type(eps)))
+    return normed
+
+
+def add_rms_norm(
+    x: Floats, delta: Floats, weight: Floats, eps: float
+) -> tuple[Floats, Floats]:
+    """Add a layer's output to the residual stream and normalise the sum for the next one.
+
+    Args:
+        x: [rows, hidden_size], the residual stream.
+        delta: [rows, hidden_size], what the layer adds.
+        weight: [hidden_size].
+        eps: Added to the mean square.
+    Returns:
+        (x + delta, rms_norm(x + delta)).
+    """
+    total = x + delta
+    return total, rms_norm(total, weight, eps)

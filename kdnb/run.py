@@ -1,0 +1,2 @@
+class Run:
+    def __init__(self, **k): self.__dict__.update(k)

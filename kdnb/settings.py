@@ -1,0 +1,59 @@
+"""The choices of one decoding."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kdnb.errors import ConfigError
+from kdnb.policies import TreePolicy
+from kdnb.verify_rules import VerifyRule
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keyword arguments of `generate` and `rounds`.
+
+    Args:
+        max_new_tokens: Tokens to emit at the most; never overshot.
+        node_budget: Drafted nodes per tree, the root not counted; 0 is plain decoding.
+        policy: How a draft becomes a tree: a name (see kdnb.policies) or a TreePolicy.
+        temperature: 0 is greedy; otherwise the target's logits are divided by it and sampled.
+        top_k: Sample among this many best tokens; 0 is all.
+        top_p: Sample among the fewest tokens whose probabilities reach this sum.
+        seed: Keys the noise, together with a token's position and id.
+        verify_rule: A VerifyRule instead of the one that temperature, top_k and top_p ask for.
+        trace: "light", or "full" for everything an inspector shows.
+        stop_ids: End after one of these ids; None takes the checkpoint's, () never stops early.
+        prefill_chunk: Prompt rows per forward.
+        on_token: Called with each emitted id, in order.
+    Raises:
+        ConfigError: if a value cannot be used.
+    """
+
+    max_new_tokens: int
+    node_budget: int = 32
+    policy: str | TreePolicy = "ddtree"
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    verify_rule: VerifyRule | None = None
+    trace: Literal["light", "full"] = "light"
+    stop_ids: Sequence[int] | None = None
+    prefill_chunk: int = 512
+    on_token: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_new_tokens", 1),
+            ("node_budget", 0),
+            ("seed", 0),
+            ("prefill_chunk", 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+                raise ConfigError(f"{name} is {value!r}; use an integer from {least} up.")
+        if self.trace not in ("light", "full"):
+            raise ConfigError(f'trace is "{self.trace}"; use "light" or "full".')

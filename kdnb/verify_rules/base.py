@@ -1,0 +1,58 @@
+"""What a verify rule is, and what the loop checks of the acceptances it returns."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from kdnb.acceptance import Acceptance
+from kdnb.arrays import Floats
+from kdnb.errors import VerifyRuleError
+from kdnb.noise import Noise
+from kdnb.tree import DraftTree
+
+
+@runtime_checkable
+class VerifyRule(Protocol):
+    """Decides which nodes are kept. A lossless rule emits what the target alone would."""
+
+    lossless: bool
+
+    def __call__(self, tree: DraftTree, target_logits: Floats, noise: Noise) -> Acceptance:
+        """Accept a path.
+
+        Args:
+            tree: The verified tree.
+            target_logits: float [num_nodes, vocab_size]; after each node.
+            noise: The round's noise.
+        Returns:
+            Acceptance.
+        """
+
+
+def check_acceptance(tree: DraftTree, acceptance: object, vocab_size: int) -> None:
+    """Refuse an acceptance that is not a path of the tree from the root down.
+
+    Raises:
+        VerifyRuleError: the message says what is wrong, with numbers.
+    """
+    if not isinstance(acceptance, Acceptance):
+        raise VerifyRuleError(
+            f"the verify rule returned {type(acceptance).__name__}; return an Acceptance."
+        )
+    accepted = np.asarray(acceptance.accepted)
+    if accepted.ndim != 1 or not len(accepted) or accepted[0] != 0:
+        raise VerifyRuleError(f"accepted is {accepted.tolist()}; it must start at the root, node 0.")
+    if accepted.min() < 0 or accepted.max() >= tree.num_nodes:
+        raise VerifyRuleError(
+            f"accepted is {accepted.tolist()} but the tree has nodes 0 to {tree.num_nodes - 1}."
+        )
+    for above, below in zip(accepted[:-1].tolist(), accepted[1:].tolist(), strict=True):
+        if int(tree.parents[below]) != above:
+            raise VerifyRuleError(
+                f"accepted goes from node {above} to node {below}, whose parent is "
+                f"{int(tree.parents[below])}; it must be a path from the root down."
+            )
+    if not 0 <= acceptance.bonus_id < vocab_size:
+        raise VerifyRuleError(
+            f"bonus_id is {acceptance.bonus_id} but ids of this model go from 0 to {vocab_size - 1}."
+        )
