@@ -27,9 +27,7 @@ class LatentCache:
         CapacityError: if capacity is not positive.
     """
 
-    def __init__(
-        self, backend: Backend, config: TargetConfig, capacity: int, *, grow: bool = True
-    ) -> None:
+    def __init__(self, backend: Backend, config: TargetConfig, capacity: int, *, grow: bool = True) -> None:
         if capacity < 1:
             raise CapacityError(f"capacity is {capacity} rows; a cache needs 1 or more.")
         self.backend = backend
@@ -105,6 +103,20 @@ class LatentCache:
         self.prefix_len += len(kept)
         self.window_len = 0
 
+    def truncate(self, prefix_len: int) -> None:
+        """Forget committed rows from `prefix_len` on, and the window.
+
+        Raises:
+            ShapeError: if fewer rows than that are committed.
+        """
+        if not 0 <= prefix_len <= self.prefix_len:
+            raise ShapeError(
+                f"prefix_len is {prefix_len} but {self.prefix_len} rows are committed; "
+                "a cache can only be cut shorter."
+            )
+        self.prefix_len = prefix_len
+        self.window_len = 0
+
     def latent(self, layer: int) -> Floats:
         """Committed normed latents of a layer: host [prefix_len, kv_lora_rank]."""
         return self._committed(layer)[:, : self._config.kv_lora_rank]
@@ -116,7 +128,6 @@ class LatentCache:
     def _committed(self, layer: int) -> Floats:
         if not 0 <= layer < self._config.num_hidden_layers:
             raise ShapeError(
-                f"layer is {layer} but the target has layers 0 to "
-                f"{self._config.num_hidden_layers - 1}."
+                f"layer is {layer} but the target has layers 0 to {self._config.num_hidden_layers - 1}."
             )
         return self.backend.cache_rows(self._rows, layer, self.prefix_len)

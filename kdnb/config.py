@@ -133,9 +133,7 @@ class TargetConfig:
                 "first_k_dense_replace on is a mixture of experts)."
             )
         tied = ConfigReader(config, "config.json").boolean("tie_word_embeddings", None)
-        scoring_func = read.choice(
-            "scoring_func", ("sigmoid", "softmax"), "softmax" if is_v2 else "sigmoid"
-        )
+        scoring_func = read.choice("scoring_func", ("sigmoid", "softmax"), "softmax" if is_v2 else "sigmoid")
         topk_method = read.choice(
             "topk_method",
             ("noaux_tc", "greedy", "group_limited_greedy"),
@@ -167,9 +165,7 @@ class TargetConfig:
             norm_topk_prob=False if is_v2 else read.boolean("norm_topk_prob", True),
             routed_scaling_factor=read.number("routed_scaling_factor", 1.0),
             attention_bias=read.boolean("attention_bias", False),
-            tie_word_embeddings=read.boolean("tie_word_embeddings", False)
-            if tied is None
-            else tied,
+            tie_word_embeddings=read.boolean("tie_word_embeddings", False) if tied is None else tied,
             max_position_embeddings=read.integer("max_position_embeddings", least=1),
             rope_interleave=read.boolean("rope_interleave", True),
             rope=RopeConfig.from_dict(text),
@@ -201,9 +197,7 @@ class TargetConfig:
 
     def _check(self) -> None:
         if self.qk_rope_head_dim % 2:
-            raise ConfigError(
-                f"config.json: qk_rope_head_dim is {self.qk_rope_head_dim}; it must be even."
-            )
+            raise ConfigError(f"config.json: qk_rope_head_dim is {self.qk_rope_head_dim}; it must be even.")
         experts = self.n_routed_experts
         if experts is None:
             return
@@ -214,13 +208,10 @@ class TargetConfig:
             )
         if experts % self.n_group:
             raise ConfigError(
-                f"config.json: n_routed_experts is {experts}, which n_group {self.n_group} does not "
-                "divide."
+                f"config.json: n_routed_experts is {experts}, which n_group {self.n_group} does not divide."
             )
         if self.topk_group > self.n_group:
-            raise ConfigError(
-                f"config.json: topk_group is {self.topk_group} but n_group is {self.n_group}."
-            )
+            raise ConfigError(f"config.json: topk_group is {self.topk_group} but n_group is {self.n_group}.")
         reachable = self.topk_group * (experts // self.n_group)
         if self.n_group > 1 and self.num_experts_per_tok > reachable:
             raise ConfigError(

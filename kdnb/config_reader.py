@@ -57,9 +57,7 @@ class ConfigReader:
         """One of some strings, or the default."""
         value = self._get(key, default)
         if value not in choices:
-            raise ConfigError(
-                f"{self.where}: {key} is {value!r}; kdnb computes {', '.join(choices)}."
-            )
+            raise ConfigError(f"{self.where}: {key} is {value!r}; kdnb computes {', '.join(choices)}.")
         return value
 
     def integers(self, key: str) -> tuple[int, ...]:

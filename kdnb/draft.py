@@ -48,7 +48,10 @@ class Draft:
 
     @classmethod
     def from_log_probs(
-        cls, root_id: int, log_probs: Sequence[Sequence[float]] | HostArray, noise: Noise | None = None
+        cls,
+        root_id: int,
+        log_probs: Sequence[Sequence[float]] | HostArray,
+        noise: Noise | None = None,
     ) -> "Draft":
         """A draft from log-probs that are already normalised; they are used as they are.
 
@@ -79,9 +82,7 @@ class Draft:
         """float32 [max_depth, vocab_size]; log-softmax over the full vocabulary at temperature 1."""
         if self._log_probs is None:
             host = self._host_logits()
-            self._log_probs = (
-                host if self._are_log_probs else (host - log_sum_exp(host)).astype(np.float32)
-            )
+            self._log_probs = host if self._are_log_probs else (host - log_sum_exp(host)).astype(np.float32)
         return self._log_probs
 
     def top_k(self, k: int) -> tuple[Int32, Float32]:

@@ -121,9 +121,7 @@ def default_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[in
     return tuple(round(1 + index * step) for index in range(num_draft_layers))
 
 
-def _layer_types(
-    config: Mapping[str, Any], num_hidden_layers: int, window: int | None
-) -> tuple[str, ...]:
+def _layer_types(config: Mapping[str, Any], num_hidden_layers: int, window: int | None) -> tuple[str, ...]:
     types = tuple(config.get("layer_types") or ("full_attention",) * num_hidden_layers)
     if len(types) != num_hidden_layers:
         raise ConfigError(

@@ -96,9 +96,7 @@ class _Loader:
             input_norm=self(prefix + "input_layernorm.weight"),
             attention=self.attention(prefix + "self_attn."),
             post_attention_norm=self(prefix + "post_attention_layernorm.weight"),
-            mlp=self.moe(prefix + "mlp.")
-            if self.config.is_moe(index)
-            else self.mlp(prefix + "mlp."),
+            mlp=self.moe(prefix + "mlp.") if self.config.is_moe(index) else self.mlp(prefix + "mlp."),
         )
 
     def attention(self, prefix: str) -> Attention:

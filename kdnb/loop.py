@@ -1,7 +1,7 @@
 """The decoding loop: draft, build, verify, accept, compact, until a stop id or the length."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from kdnb.arrays import Float32, HostArray, Int32, as_token_ids
 from kdnb.backends.base import Array
 from kdnb.draft import Draft, DraftContext
 from kdnb.drafters.base import Drafter
-from kdnb.errors import ConfigError, TokenError
+from kdnb.errors import ConfigError, DrafterError, TokenError
 from kdnb.model import Target
 from kdnb.noise import Noise
 from kdnb.policies import check_tree
@@ -48,9 +48,7 @@ class Decoding:
     def __post_init__(self) -> None:
         choices = self.settings
         self.policy = resolve_policy(choices.policy)
-        self.rule = resolve_rule(
-            choices.temperature, choices.top_k, choices.top_p, choices.verify_rule
-        )
+        self.rule = resolve_rule(choices.temperature, choices.top_k, choices.top_p, choices.verify_rule)
         config_stops = self.target.config.stop_ids
         self.stop_ids = frozenset(config_stops if choices.stop_ids is None else choices.stop_ids)
         self.cache = self.target.new_cache(
@@ -71,9 +69,7 @@ class Decoding:
         step = self.settings.prefill_chunk
         for start in range(0, len(self.prompt_ids), step):
             chunk = self.prompt_ids[start : start + step]
-            result = self.target.forward(
-                chunk, self.cache, taps=self._tap_names, logits="last", host=False
-            )
+            result = self.target.forward(chunk, self.cache, taps=self._tap_names, logits="last", host=False)
             self.cache.commit()
             if self.drafter is not None:
                 self.drafter.commit(chunk, result.taps)
@@ -192,6 +188,10 @@ class Decoding:
     def _build(self, draft: Draft | DraftTree) -> DraftTree:
         if isinstance(draft, DraftTree):  # the drafter built its own
             tree = draft
+        elif not isinstance(draft, Draft):
+            raise DrafterError(
+                f"{self.drafter!r} drafted a {type(draft).__name__}; return a Draft or a DraftTree."
+            )
         else:
             tree = self.policy(draft, self.settings.node_budget)
         check_tree(tree, self.root_id, self.settings.node_budget, self.target.config.vocab_size)
@@ -320,9 +320,7 @@ def start(
     """
     if isinstance(prompt, str):
         if target.tokenizer is None:
-            raise TokenError(
-                f"{target!r} has no tokenizer, so the prompt must be token ids, not text."
-            )
+            raise TokenError(f"{target!r} has no tokenizer, so the prompt must be token ids, not text.")
         prompt = target.tokenizer.encode(prompt)
     prompt_ids = as_token_ids(prompt, target.config.vocab_size, "prompt")
     length, room = len(prompt_ids) + settings.max_new_tokens, target.config.max_position_embeddings

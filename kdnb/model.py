@@ -185,20 +185,14 @@ class Target:
             h, x = self._add(h, delta, layer.post_attention_norm, name + "attn.residual", watch)
             x = watch(name + "mlp_norm.out", x)
             delta = self._feed_forward(x, layer, name, watch)
-            after = (
-                weights.layers[index + 1].input_norm
-                if index + 1 < len(weights.layers)
-                else weights.norm
-            )
+            after = weights.layers[index + 1].input_norm if index + 1 < len(weights.layers) else weights.norm
             h, x = self._add(h, delta, after, name + "out", watch)
         x = watch("norm.out", x)
         if logits == "last":
             x = b.take_rows(x, np.array([len(token_ids) - 1]))
         return watch("logits", b.linear(x, weights.lm_head))
 
-    def _add(
-        self, h: Array, delta: Array, norm: Any, name: str, watch: Watch
-    ) -> tuple[Array, Array]:
+    def _add(self, h: Array, delta: Array, norm: Any, name: str, watch: Watch) -> tuple[Array, Array]:
         """Add to the residual stream and norm it for the next block, fused unless it is edited."""
         eps = self.config.rms_norm_eps
         total, normed = self.backend.add_rms_norm(h, delta, norm, eps)
@@ -318,9 +312,7 @@ def load_target(
     )
 
 
-def _positions(
-    positions: Sequence[int] | HostArray | None, num_rows: int, prefix_len: int
-) -> HostArray:
+def _positions(positions: Sequence[int] | HostArray | None, num_rows: int, prefix_len: int) -> HostArray:
     if positions is None:
         return np.arange(prefix_len, prefix_len + num_rows)
     rows = np.asarray(positions)

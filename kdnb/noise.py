@@ -31,6 +31,10 @@ class Noise:
         u = self.uniform(depth, TARGET_STREAM, vocab_size)
         return (-np.log(-np.log(u))).astype(np.float32)
 
+    def normal(self, depth: int, stream: int, count: int) -> Float64:
+        """Standard normal numbers: float64 [count]; arguments as `uniform`."""
+        return self._generator(depth, stream).standard_normal(count)
+
     def uniform(self, depth: int, stream: int, count: int) -> Float64:
         """Uniform numbers in the open interval (0, 1): float64 [count].
 
@@ -39,8 +43,11 @@ class Noise:
             stream: Independent numbers for the same position; 0 is the target's.
             count: How many.
         """
+        # random() gives multiples of 2**-53 from 0 on
+        return self._generator(depth, stream).random(count) + 2.0**-54
+
+    def _generator(self, depth: int, stream: int) -> np.random.Generator:
         position = self.prefix_len + depth + 1
         key = np.array([self.seed, stream], dtype=np.uint64)
         counter = np.array([0, 0, 0, position], dtype=np.uint64)
-        draws = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
-        return draws + 2.0**-54  # random() gives multiples of 2**-53 from 0 on
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))

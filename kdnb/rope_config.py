@@ -116,9 +116,7 @@ class RopeConfig:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return _amplitude(self.factor, self.mscale) / _amplitude(
-                self.factor, self.mscale_all_dim
-            )
+            return _amplitude(self.factor, self.mscale) / _amplitude(self.factor, self.mscale_all_dim)
         return _amplitude(self.factor, 1.0)
 
     @property

@@ -147,9 +147,7 @@ class KimiTokenizer:
         try:
             import tiktoken
         except ImportError:
-            raise TokenError(
-                "tiktoken.model needs the tiktoken package: pip install tiktoken."
-            ) from None
+            raise TokenError("tiktoken.model needs the tiktoken package: pip install tiktoken.") from None
         ranks = _read_ranks(folder / "tiktoken.model")
         self._base = len(ranks)
         if self._base > vocab_size:
@@ -233,8 +231,7 @@ def _special_names(folder: Path, base: int, vocab_size: int) -> dict[int, str]:
     """Names of the ids from `base` on: Kimi's own, over them what tokenizer_config.json says."""
     count = max(NUM_RESERVED, vocab_size - base)
     names = {
-        base + place: KIMI_SPECIALS.get(place, f"<|reserved_token_{base + place}|>")
-        for place in range(count)
+        base + place: KIMI_SPECIALS.get(place, f"<|reserved_token_{base + place}|>") for place in range(count)
     }
     path = folder / "tokenizer_config.json"
     if path.exists():

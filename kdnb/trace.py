@@ -2,11 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from kdnb.arrays import Float32, Int32, UInt64
+import numpy as np
+
+from kdnb.arrays import Float32, HostArray, Int32, UInt64
+from kdnb.errors import KdnbError, TraceError
 from kdnb.tree import DraftTree
 
 FORMAT_VERSION = 1
+ARRAYS = {  # optional array fields and their dtypes
+    "next_ids": np.int32,
+    "target_log_prob": np.float32,
+    "cache_row": np.int32,
+    "draft_top_ids": np.int32,
+    "draft_top_log_probs": np.float32,
+    "target_top_ids": np.int32,
+    "target_top_log_probs": np.float32,
+}
 STAGES = ("draft", "build", "verify", "accept", "compact")  # in the order of one round
 
 
@@ -55,3 +68,103 @@ class RoundTrace:
     target_top_ids: Int32 | None = None
     target_top_log_probs: Float32 | None = None
     visible_words: UInt64 | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"RoundTrace(prefix_len={self.prefix_len}, num_nodes={self.tree.num_nodes}, "
+            f"num_accepted={self.num_accepted}, bonus_id={self.bonus_id})"
+        )
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted nodes kept."""
+        return len(self.accepted) - 1
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens the round yields: the accepted drafts and the bonus token."""
+        return len(self.accepted)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: the tree's fields beside the round's; what was not recorded is absent.
+
+        Infinite log-probs (a token of probability 0) are null; visible_words are strings of 16
+        hexadecimal digits per word.
+        """
+        data: dict[str, Any] = {"prefix_len": self.prefix_len, **self.tree.to_json()}
+        data |= {
+            "accepted": self.accepted.tolist(),
+            "bonus_id": self.bonus_id,
+            "emitted": self.emitted.tolist(),
+            "times_us": {stage: round(us, 1) for stage, us in self.times_us.items()},
+        }
+        for name in ("min_gap", "policy", "verify_rule"):
+            if getattr(self, name) is not None:
+                data[name] = getattr(self, name)
+        for name in ARRAYS:
+            if getattr(self, name) is not None:
+                data[name] = _finite(getattr(self, name))
+        if self.visible_words is not None:
+            data["visible_words"] = [
+                "".join(f"{word:016x}" for word in row) for row in self.visible_words.tolist()
+            ]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RoundTrace":
+        """Undo `to_json`.
+
+        Raises:
+            TraceError: if a field is missing or cannot be used.
+        """
+        try:
+            arrays = {
+                name: np.array(_with_infinities(data[name]), dtype=dtype)
+                for name, dtype in ARRAYS.items()
+                if data.get(name) is not None
+            }
+            words = data.get("visible_words")
+            accepted = np.array(data["accepted"], dtype=np.int32)
+            tree = DraftTree.from_json(data)
+            if not len(accepted) or accepted.min() < 0 or accepted.max() >= tree.num_nodes:
+                raise TraceError(
+                    f"accepted is {accepted.tolist()} but the tree has nodes 0 to {tree.num_nodes - 1}"
+                )
+            path = tree.token_ids[accepted[1:]].tolist()
+            return cls(
+                prefix_len=int(data["prefix_len"]),
+                tree=tree,
+                accepted=accepted,
+                bonus_id=int(data["bonus_id"]),
+                emitted=np.array(data.get("emitted", [*path, data["bonus_id"]]), dtype=np.int32),
+                times_us=dict(data.get("times_us", {})),
+                min_gap=data.get("min_gap"),
+                policy=data.get("policy"),
+                verify_rule=data.get("verify_rule"),
+                visible_words=None if words is None else _words(words),
+                **{"next_ids": None, **arrays},
+            )
+        except KeyError as error:
+            raise TraceError(f"a round has no {error.args[0]}") from None
+        except (TypeError, ValueError, OverflowError, KdnbError) as error:
+            raise TraceError(f"a round cannot be used: {str(error).rstrip('.')}") from None
+
+
+def _finite(array: HostArray) -> Any:
+    """Nested lists in which what is not finite is None: JSON has no infinity."""
+    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        return np.where(np.isfinite(array), array.astype(object), None).tolist()
+    return array.tolist()
+
+
+def _with_infinities(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_with_infinities(value) for value in values]
+    return -np.inf if values is None else values
+
+
+def _words(rows: list[str]) -> UInt64:
+    return np.array(
+        [[int(row[at : at + 16], 16) for at in range(0, len(row), 16)] for row in rows],
+        dtype=np.uint64,
+    )

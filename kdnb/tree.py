@@ -195,9 +195,7 @@ def _check_parents(parents: Int32) -> None:
     late = np.flatnonzero(parents[1:] >= np.arange(1, len(parents)))
     if late.size:
         node = int(late[0]) + 1
-        raise ShapeError(
-            f"node {node}: parent {parents[node]} >= {node}; parents must precede children."
-        )
+        raise ShapeError(f"node {node}: parent {parents[node]} >= {node}; parents must precede children.")
     orphans = np.flatnonzero(parents[1:] < 0)
     if orphans.size:
         node = int(orphans[0]) + 1
@@ -210,6 +208,5 @@ def _check_siblings(token_ids: Int32, parents: Int32) -> None:
         first = seen.setdefault(key, node)
         if first != node:
             raise ShapeError(
-                f"nodes {first} and {node} are both token {key[1]} below node {key[0]}; "
-                "siblings must differ."
+                f"nodes {first} and {node} are both token {key[1]} below node {key[0]}; siblings must differ."
             )

@@ -1,6 +1,6 @@
 """Write the golden pair's tokenizer.json: token id = byte value, then four special tokens.
 
-    python tools/make_byte_tokenizer.py
+python tools/make_byte_tokenizer.py
 """
 
 from pathlib import Path

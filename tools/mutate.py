@@ -32,9 +32,7 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = {
-    "causal_mask": Mutation(
-        "kdnb/loop.py", "visible=tree.visible,", "visible=None,", (TRACES,)
-    ),
+    "causal_mask": Mutation("kdnb/loop.py", "visible=tree.visible,", "visible=None,", (TRACES,)),
     "position_plus_one": Mutation(
         "kdnb/loop.py",
         "positions=prefix_len + tree.depths,",
@@ -95,9 +93,7 @@ def run(name: str, mutation: Mutation) -> tuple[bool, str, float]:
             *mutation.tests,
         ]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     if done.returncode not in (0, 1):
         raise SystemExit(f"{name}: pytest ended with {done.returncode}:\n{done.stdout[-2000:]}")

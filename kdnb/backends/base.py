@@ -79,9 +79,7 @@ class Backend(Protocol):
     def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
         """kdnb.reference.rms_norm."""
 
-    def add_rms_norm(
-        self, x: Array, delta: Array, weight: Weight, eps: float
-    ) -> tuple[Array, Array]:
+    def add_rms_norm(self, x: Array, delta: Array, weight: Weight, eps: float) -> tuple[Array, Array]:
         """kdnb.reference.rms_norm.add_rms_norm: (x + delta, its norm)."""
 
     def add(self, x: Array, y: Array) -> Array:
@@ -142,9 +140,7 @@ class Backend(Protocol):
     ) -> tuple[Array, Array, Array]:
         """kdnb.reference.router: logits, topk_index, topk_weight."""
 
-    def run_experts(
-        self, x: Array, experts: Experts, topk_index: Array, topk_weight: Array
-    ) -> Array:
+    def run_experts(self, x: Array, experts: Experts, topk_index: Array, topk_weight: Array) -> Array:
         """kdnb.reference.experts: [rows, hidden_size]."""
 
     def compact(self, cache: Array, prefix_len: int, kept_rows: HostArray) -> None:

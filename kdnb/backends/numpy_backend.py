@@ -115,9 +115,7 @@ class NumpyBackend:
     def embed(self, table: StoredTensor, token_ids: Int32) -> Floats:
         return table.read_rows(token_ids).astype(self._np_dtype, copy=False)
 
-    def linear(
-        self, x: Floats, weight: StoredTensor, bias: StoredTensor | None = None
-    ) -> Floats:
+    def linear(self, x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -> Floats:
         offset = None if bias is None else self._store.get(bias)
         if self._store.fits(weight):
             return linear(x, self._store.get(weight), offset, by_row=self.deterministic)
@@ -140,9 +138,7 @@ class NumpyBackend:
         return self.linear(swiglu(self.linear(x, gate), self.linear(x, up)), down)
 
     def rope(self, config: RopeConfig, dim: int, positions: HostArray) -> RopeRows:
-        return rope_rows(
-            config.inv_freq(dim), positions, config.attention_scaling, self._np_dtype
-        )
+        return rope_rows(config.inv_freq(dim), positions, config.attention_scaling, self._np_dtype)
 
     def top_k_log_probs(self, logits: Floats, k: int) -> tuple[Int32, Float32]:
         return top_k_log_probs(logits, k)
@@ -202,9 +198,7 @@ class NumpyBackend:
         per_head = self._heads_of(kv_b, context.shape[1])
         return mla_value(context, per_head[:, -v_head_dim:], by_row=self.deterministic)
 
-    def route(
-        self, x: Floats, weight: StoredTensor, bias: StoredTensor | None, spec: RouterSpec
-    ) -> Routing:
+    def route(self, x: Floats, weight: StoredTensor, bias: StoredTensor | None, spec: RouterSpec) -> Routing:
         offset = None if bias is None else self._store.get(bias)
         return route(x, self._store.get(weight), offset, spec, by_row=self.deterministic)
 

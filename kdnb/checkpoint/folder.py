@@ -10,6 +10,7 @@ from kdnb.checkpoint.stored import StoredTensor
 from kdnb.config_reader import read_json_object
 from kdnb.errors import CheckpointError, ConfigError
 
+SINGLE = "model.safetensors"  # as transformers: it goes before an index, and both before other files
 INDEX = "model.safetensors.index.json"
 NAMED_AT_MOST = 20  # tensors of each kind that an error lists
 QUANTIZED = (".weight_packed", ".weight_scale", ".weight_shape", ".weight_scale_inv")
@@ -47,9 +48,7 @@ class TensorFolder(Mapping[str, StoredTensor]):
         self._tensors = _group(_entries(self._files), prefix)
 
     def __repr__(self) -> str:
-        return (
-            f"TensorFolder({self.path.name!r}, {len(self)} tensors, {self.mapped_bytes} bytes)"
-        )
+        return f"TensorFolder({self.path.name!r}, {len(self)} tensors, {self.mapped_bytes} bytes)"
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self._tensors[name]
@@ -65,16 +64,15 @@ class TensorFolder(Mapping[str, StoredTensor]):
         """Size of the files."""
         return sum(file.num_bytes for file in self._files)
 
-    def check(
-        self, expected: Mapping[str, tuple[int, ...]], is_ignored: Callable[[str], bool]
-    ) -> None:
+    def check(self, expected: Mapping[str, tuple[int, ...]], is_ignored: Callable[[str], bool]) -> None:
         """Compare names and shapes with what a model needs.
 
         Args:
             expected: Shape of every tensor.
             is_ignored: Names that may be there without being expected.
         Raises:
-            CheckpointError: one error that lists all that is missing, extra or misshapen.
+            CheckpointError: one error that lists all that is missing, extra, misshapen, or stored in a
+                way that cannot be read.
         """
         missing = [f"{name} {list(expected[name])}" for name in expected if name not in self]
         extra = [name for name in self if name not in expected and not is_ignored(name)]
@@ -83,13 +81,16 @@ class TensorFolder(Mapping[str, StoredTensor]):
             for name, shape in expected.items()
             if name in self and tuple(self[name].shape) != tuple(shape)
         ]
-        kinds = {"missing": missing, "extra": extra, "misshapen": misshapen}
+        unusable = [
+            f"{name} is {self[name].dtype_name} without a scale"
+            for name in expected
+            if name in self and not self[name].is_usable
+        ]
+        kinds = {"missing": missing, "extra": extra, "misshapen": misshapen, "unreadable": unusable}
         found = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
         if found:
             raise CheckpointError(
-                f"{str(self.path)!r} does not hold the tensors its config asks for; "
-                + "; ".join(found)
-                + "."
+                f"{str(self.path)!r} does not hold the tensors its config asks for; " + "; ".join(found) + "."
             )
 
 
@@ -102,6 +103,8 @@ def _listed(names: list[str]) -> str:
 def _open_files(path: Path) -> list[MappedFile]:
     if not path.is_dir():
         raise CheckpointError(f"{str(path)!r} is not a folder.")
+    if (path / SINGLE).exists():
+        return [MappedFile(path / SINGLE)]
     if (path / INDEX).exists():
         return _open_shards(path)
     try:
@@ -111,9 +114,7 @@ def _open_files(path: Path) -> list[MappedFile]:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
     if not found:
         hint = f" but {', '.join(sorted(others)[:3])}" if others else ""
-        raise CheckpointError(
-            f"{str(path)!r} holds no *.safetensors file{hint}; kdnb reads safetensors."
-        )
+        raise CheckpointError(f"{str(path)!r} holds no *.safetensors file{hint}; kdnb reads safetensors.")
     return [MappedFile(file) for file in found]
 
 
@@ -132,11 +133,7 @@ def _open_shards(path: Path) -> list[MappedFile]:
             f"{_listed(absent)}; fetch them."
         )
     files = {name: MappedFile(path / name) for name in names}
-    lost = [
-        f"{tensor} in {name}"
-        for tensor, name in weight_map.items()
-        if tensor not in files[name].entries
-    ]
+    lost = [f"{tensor} in {name}" for tensor, name in weight_map.items() if tensor not in files[name].entries]
     if lost:
         raise CheckpointError(
             f"{INDEX} names {len(lost)} tensors that their shards do not hold: {_listed(lost)}."

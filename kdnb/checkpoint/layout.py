@@ -24,9 +24,7 @@ def expected_tensors(config: TargetConfig) -> dict[str, Shape]:
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         shapes.update((prefix + "self_attn." + n, s) for n, s in _attention(config))
-        feed_forward = _moe(config) if config.is_moe(index) else _mlp(
-            hidden, config.intermediate_size
-        )
+        feed_forward = _moe(config) if config.is_moe(index) else _mlp(hidden, config.intermediate_size)
         shapes.update((prefix + "mlp." + n, s) for n, s in feed_forward)
     return shapes
 

@@ -132,8 +132,7 @@ class MappedFile:
         expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(DTYPES[dtype_name]).itemsize
         if end - begin != expected:
             raise self._error(
-                f"gives {name} {end - begin} bytes but shape {list(shape)} of {dtype_name} needs "
-                f"{expected}"
+                f"gives {name} {end - begin} bytes but shape {list(shape)} of {dtype_name} needs {expected}"
             )
         if data_start + end > self.num_bytes:
             raise self._error(

@@ -37,15 +37,19 @@ class StoredTensor:
             self.kind, self.shape = "fp8", self._fp8_shape()
         else:
             self.kind, self.shape = "plain", parts["weight"].shape
-            dtype_name = parts["weight"].dtype_name
-            if dtype_name not in FP_NAMES:
-                raise CheckpointError(
-                    f"{name} is stored as {dtype_name} without the parts of a quantised weight; "
-                    f"plain weights are {', '.join(FP_NAMES)}."
-                )
 
     def __repr__(self) -> str:
         return f"StoredTensor({self.name!r}, {list(self.shape)}, {self.kind})"
+
+    @property
+    def dtype_name(self) -> str:
+        """How the values are stored: a safetensors dtype; that of the packed words for INT4."""
+        return self._parts["weight_packed" if self.kind == "int4" else "weight"].dtype_name
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be read as floats: plain integers and bare FP8 cannot."""
+        return self.kind != "plain" or self.dtype_name in FP_NAMES
 
     @property
     def stored_bytes(self) -> int:
@@ -124,9 +128,7 @@ class StoredTensor:
     def _int4_shape(self) -> tuple[int, ...]:
         missing = {"weight_scale", "weight_shape"} - set(self._parts)
         if missing:
-            raise CheckpointError(
-                f"{self.name} has weight_packed but no {' and no '.join(sorted(missing))}."
-            )
+            raise CheckpointError(f"{self.name} has weight_packed but no {' and no '.join(sorted(missing))}.")
         packed, scale = self._parts["weight_packed"], self._parts["weight_scale"]
         shape = self._parts["weight_shape"]
         if shape.dtype_name not in ("I32", "I64") or shape.shape != (2,):

@@ -1,10 +1,37 @@
-"""Drafters: who proposes."""
+"""Drafters: who proposes what comes next."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kdnb.drafters.base import Drafter
 from kdnb.drafters.dflash import DFlash
-from pathlib import Path
+from kdnb.drafters.ngram import NGram
+from kdnb.drafters.oracle import NoisyOracle
+from kdnb.drafters.replay import Replay
 from kdnb.shipped import SHIPPED, shipped_folder
-def load_drafter(path, target):
-    name=str(path)
-    folder = shipped_folder(name, "drafter") if name in SHIPPED else Path(path)
-    return DFlash.load(folder, target, name if name in SHIPPED else None)
+
+if TYPE_CHECKING:
+    from kdnb.model import Target
+
+__all__ = ["DFlash", "Drafter", "NGram", "NoisyOracle", "Replay", "load_drafter"]
+
+
+def load_drafter(path: str | Path, target: "Target") -> Drafter:
+    """Open a drafter for a target.
+
+    Args:
+        path: A DFlash folder (z-lab's format), the name of a shipped one ("tiny", "golden"), or "ngram".
+        target: The target it will draft for.
+    Returns:
+        Drafter.
+    Raises:
+        ConfigError: if the folder or name does not exist, or is no DFlash drafter.
+        CheckpointError: if its tensors are missing or misshapen.
+        DrafterError: if it was made for another target.
+    """
+    name = str(path)
+    if name == "ngram":
+        return NGram()
+    if name in SHIPPED:
+        return DFlash.load(shipped_folder(name, "drafter"), target, name)
+    return DFlash.load(Path(path), target)

@@ -10,8 +10,8 @@ import numpy as np
 from kdnb.arrays import Bool, Int32
 from kdnb.backends.base import Array, Backend, Rope, Weight
 from kdnb.checkpoint import StoredTensor, TensorFolder
-from kdnb.drafter_config import DFlashConfig
 from kdnb.draft import Draft, DraftContext
+from kdnb.drafter_config import DFlashConfig
 from kdnb.errors import DrafterError
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ class DFlash:
         taps = [features[name] for name in self.tap_names]
         rows = int(taps[0].shape[0])
         if rows != len(token_ids):
-            raise DrafterError(
-                f"features have {rows} rows but {len(token_ids)} tokens were committed."
-            )
+            raise DrafterError(f"features have {rows} rows but {len(token_ids)} tokens were committed.")
         b = self._backend
         context = b.linear(b.concat(taps), self._fc)
         context = b.rms_norm(context, self._hidden_norm, self.config.rms_norm_eps)
@@ -172,9 +170,7 @@ class DFlash:
         drafted = b.take_rows(x, np.arange(1, config.block_size))  # row 0 is the root's own
         return Draft(context.root_id, self._target.lm_head(drafted), b, context.noise)
 
-    def _attend(
-        self, x: Array, layer: DFlashLayer, cache: KvRows, rope: Rope, visible: Bool | None
-    ) -> Array:
+    def _attend(self, x: Array, layer: DFlashLayer, cache: KvRows, rope: Rope, visible: Bool | None) -> Array:
         b, config = self._backend, self.config
         query = b.head_norm_rope(b.linear(x, layer.q), layer.q_norm, config.rms_norm_eps, rope)
         cache.write(*self._keys_values(x, layer, rope))

@@ -8,14 +8,35 @@ from kdnb.errors import ConfigError
 from kdnb.policies.base import TreePolicy, check_node_budget, check_tree
 from kdnb.policies.chain import Chain
 from kdnb.policies.ddtree import DDTree
+from kdnb.policies.eagle_rerank import EagleRerank
+from kdnb.policies.sampled import Sampled
+from kdnb.policies.static import Static
+from kdnb.policies.threshold import Threshold
 from kdnb.tree import UNKNOWN_ROOT, DraftTree
 
-__all__ = ["Chain", "DDTree", "TreePolicy", "build_tree", "check_node_budget", "check_tree", "resolve"]
+__all__ = [
+    "BUILT_IN",
+    "Chain",
+    "DDTree",
+    "EagleRerank",
+    "Sampled",
+    "Static",
+    "Threshold",
+    "TreePolicy",
+    "build_tree",
+    "check_node_budget",
+    "check_tree",
+    "resolve",
+]
 
-BUILT_IN = {
+BUILT_IN: dict[str, TreePolicy] = {
     "ddtree": DDTree(),
     "ddtree_spine": DDTree(spine=True),
     "chain": Chain(),
+    "eagle_rerank": EagleRerank(),
+    "threshold": Threshold(),
+    "static": Static(),
+    "sampled": Sampled(),
 }
 
 

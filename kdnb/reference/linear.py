@@ -3,9 +3,7 @@
 from kdnb.arrays import Floats
 
 
-def linear(
-    x: Floats, weight: Floats, bias: Floats | None = None, *, by_row: bool = False
-) -> Floats:
+def linear(x: Floats, weight: Floats, bias: Floats | None = None, *, by_row: bool = False) -> Floats:
     """Multiply rows by a weight matrix.
 
     Args:

@@ -6,9 +6,7 @@ from kdnb.arrays import Floats
 from kdnb.reference.rope import RopeRows, rotate_half, rotate_interleaved
 
 
-def mla_query(
-    q: Floats, w_uk: Floats, rope: RopeRows, *, interleaved: bool, by_row: bool = False
-) -> Floats:
+def mla_query(q: Floats, w_uk: Floats, rope: RopeRows, *, interleaved: bool, by_row: bool = False) -> Floats:
     """Fold the key up-projection into the query and rotate its rope part.
 
     Args:

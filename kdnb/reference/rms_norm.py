@@ -21,9 +21,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     return normed
 
 
-def add_rms_norm(
-    x: Floats, delta: Floats, weight: Floats, eps: float
-) -> tuple[Floats, Floats]:
+def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: float) -> tuple[Floats, Floats]:
     """Add a layer's output to the residual stream and normalise the sum for the next one.
 
     Args:

@@ -7,6 +7,8 @@ import numpy as np
 from kdnb.arrays import Float32, Int32
 from kdnb.tree import DraftTree
 
+Node = tuple[float, tuple[int, ...]]  # -score and rank tuple: sorting gives the contract's order
+
 
 def tree_build(
     top_ids: Int32, top_log_probs: Float32, node_budget: int, root_id: int, *, spine: int = 0
@@ -30,7 +32,7 @@ def tree_build(
     max_depth, k = top_ids.shape
     log_probs = top_log_probs.tolist()
     heap: list[tuple[float, tuple[int, ...], float]] = []  # -score, ranks, score of the parent
-    taken: list[tuple[float, tuple[int, ...]]] = []
+    taken: list[Node] = []
     if max_depth and k and node_budget:
         heap.append((-log_probs[0][0], (0,), 0.0))
     forced = {(0,) * depth for depth in range(1, min(spine, max_depth, node_budget) + 1)}
@@ -51,22 +53,27 @@ def tree_build(
         if depth < max_depth:
             score = log_probs[depth][0] - negative
             heapq.heappush(heap, (-score, (*ranks, 0), -negative))
-    return _as_tree(taken, top_ids, top_log_probs, root_id)
+    return tree_of(taken, top_ids, top_log_probs, root_id)
 
 
-def _as_tree(
-    taken: list[tuple[float, tuple[int, ...]]],
-    top_ids: Int32,
-    top_log_probs: Float32,
-    root_id: int,
-) -> DraftTree:
-    index = {(): 0} | {ranks: node for node, (_, ranks) in enumerate(taken, start=1)}
-    depths = np.array([len(ranks) for _, ranks in taken], dtype=np.int32) - 1
-    last = np.array([ranks[-1] for _, ranks in taken], dtype=np.int32)
+def tree_of(nodes: list[Node], top_ids: Int32, top_log_probs: Float32, root_id: int) -> DraftTree:
+    """Make a tree of rank paths.
+
+    Args:
+        nodes: -score and rank path of each node, parents before children, the root left out.
+        top_ids: int32 [max_depth, k].
+        top_log_probs: float32 [max_depth, k].
+        root_id: Token of the root.
+    Returns:
+        DraftTree in the given order.
+    """
+    index = {(): 0} | {ranks: node for node, (_, ranks) in enumerate(nodes, start=1)}
+    depths = np.array([len(ranks) for _, ranks in nodes], dtype=np.int32) - 1
+    last = np.array([ranks[-1] for _, ranks in nodes], dtype=np.int32)
     return DraftTree(
         token_ids=np.concatenate([[root_id], top_ids[depths, last]]).astype(np.int32),
-        parents=np.array([-1, *(index[ranks[:-1]] for _, ranks in taken)], dtype=np.int32),
-        scores=np.array([0.0, *(-negative for negative, _ in taken)], dtype=np.float64),
+        parents=np.array([-1, *(index[ranks[:-1]] for _, ranks in nodes)], dtype=np.int32),
+        scores=np.array([0.0, *(-negative for negative, _ in nodes)], dtype=np.float64),
         ranks=np.concatenate([[0], last]).astype(np.int32),
         draft_log_probs=np.concatenate([[0], top_log_probs[depths, last]]).astype(np.float32),
     )

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import numpy as np
-
 from kdnb.arrays import HostArray
 from kdnb.backends.base import Backend
 from kdnb.drafters import load_drafter
@@ -98,9 +97,7 @@ def _forwards(target: Target) -> Iterator[tuple[str, dict[str, HostArray]]]:
     yield "tree", {**result.taps, "logits": result.logits}
     cache.commit([0, 2, 4, 6])
     rows = {
-        f"cache rows of layer {layer}": np.concatenate(
-            [cache.latent(layer), cache.rope_key(layer)], axis=1
-        )
+        f"cache rows of layer {layer}": np.concatenate([cache.latent(layer), cache.rope_key(layer)], axis=1)
         for layer in range(target.config.num_hidden_layers)
     }
     yield "after compaction", rows

@@ -2,18 +2,48 @@
 
 from kdnb.errors import ConfigError
 from kdnb.reference.tree_accept import accept
-from kdnb.verify_rules.base import VerifyRule, check_acceptance
+from kdnb.verify_rules.base import VerifyRule, check_acceptance, check_cuts
 from kdnb.verify_rules.greedy import Greedy
+from kdnb.verify_rules.multi_round_rejection import MultiRoundRejection
+from kdnb.verify_rules.sample_and_walk import SampleAndWalk
+from kdnb.verify_rules.typical_acceptance_lossy import TypicalAcceptanceLossy
 
-__all__ = ["Greedy", "VerifyRule", "accept", "check_acceptance", "resolve"]
+__all__ = [
+    "Greedy",
+    "MultiRoundRejection",
+    "SampleAndWalk",
+    "TypicalAcceptanceLossy",
+    "VerifyRule",
+    "accept",
+    "check_acceptance",
+    "resolve",
+]
 
 
 def resolve(
     temperature: float, top_k: int, top_p: float, verify_rule: VerifyRule | None = None
 ) -> VerifyRule:
-    """Return the rule that a decoding asks for."""
-    if verify_rule is not None:
-        return verify_rule
-    if temperature == 0:
-        return Greedy()
-    raise ConfigError("sampling not yet")
+    """Return the rule that a decoding asks for.
+
+    Args:
+        temperature: 0 is Greedy, above 0 SampleAndWalk.
+        top_k: Of sampling.
+        top_p: Of sampling.
+        verify_rule: Returned as it is; it brings its own parameters.
+    Raises:
+        ConfigError: if a value is out of range, or both a rule and sampling parameters are given.
+    """
+    if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
+        raise ConfigError(f"temperature is {temperature!r}; use 0 (greedy) or a number above.")
+    check_cuts(top_k, top_p)
+    if verify_rule is None:
+        return Greedy() if temperature == 0 else SampleAndWalk(temperature, top_k, top_p)
+    if (temperature, top_k, top_p) != (0.0, 0, 1.0):
+        raise ConfigError(
+            f"verify_rule {verify_rule!r} brings its own parameters; leave out temperature, top_k and top_p."
+        )
+    if not callable(verify_rule) or not isinstance(getattr(verify_rule, "lossless", None), bool):
+        raise ConfigError(
+            f"verify_rule is {verify_rule!r}; pass a VerifyRule: callable, with lossless True or False."
+        )
+    return verify_rule

@@ -6,7 +6,7 @@ import numpy as np
 
 from kdnb.acceptance import Acceptance
 from kdnb.arrays import Floats
-from kdnb.errors import VerifyRuleError
+from kdnb.errors import ConfigError, VerifyRuleError
 from kdnb.noise import Noise
 from kdnb.tree import DraftTree
 
@@ -36,9 +36,7 @@ def check_acceptance(tree: DraftTree, acceptance: object, vocab_size: int) -> No
         VerifyRuleError: the message says what is wrong, with numbers.
     """
     if not isinstance(acceptance, Acceptance):
-        raise VerifyRuleError(
-            f"the verify rule returned {type(acceptance).__name__}; return an Acceptance."
-        )
+        raise VerifyRuleError(f"the verify rule returned {type(acceptance).__name__}; return an Acceptance.")
     accepted = np.asarray(acceptance.accepted)
     if accepted.ndim != 1 or not len(accepted) or accepted[0] != 0:
         raise VerifyRuleError(f"accepted is {accepted.tolist()}; it must start at the root, node 0.")
@@ -56,3 +54,26 @@ def check_acceptance(tree: DraftTree, acceptance: object, vocab_size: int) -> No
         raise VerifyRuleError(
             f"bonus_id is {acceptance.bonus_id} but ids of this model go from 0 to {vocab_size - 1}."
         )
+
+
+def check_finite(target_logits: Floats) -> None:
+    """Refuse NaN logits (VerifyRuleError names the node); -inf is a token that cannot come."""
+    broken = np.isnan(target_logits).any(axis=1)
+    if broken.any():
+        node = int(np.flatnonzero(broken)[0])
+        raise VerifyRuleError(f"target logits of node {node} hold NaN; the model is broken.")
+
+
+def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
+    """Refuse sampling parameters out of range (ConfigError)."""
+    if not 0 < temperature < float("inf"):
+        raise ConfigError(f"temperature is {temperature}; use a number above 0 (0 is greedy).")
+    check_cuts(top_k, top_p)
+
+
+def check_cuts(top_k: int, top_p: float) -> None:
+    """Refuse a top_k or top_p out of range (ConfigError)."""
+    if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer) or top_k < 0:
+        raise ConfigError(f"top_k is {top_k!r}; use 0 (all tokens) or a positive integer.")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"top_p is {top_p}; use a probability in (0, 1].")

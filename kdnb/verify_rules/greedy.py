@@ -7,10 +7,10 @@ import numpy as np
 
 from kdnb.acceptance import Acceptance
 from kdnb.arrays import Floats
-from kdnb.errors import VerifyRuleError
 from kdnb.noise import Noise
 from kdnb.reference.tree_accept import accept
 from kdnb.tree import DraftTree
+from kdnb.verify_rules.base import check_finite
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,12 @@ class Greedy:
 
     def __call__(self, tree: DraftTree, target_logits: Floats, noise: Noise) -> Acceptance:
         """Accept a path; see VerifyRule."""
+        check_finite(target_logits)
         return accept_argmax(tree, target_logits)
 
 
 def accept_argmax(tree: DraftTree, keys: Floats) -> Acceptance:
     """Follow the largest key after each node, and record the smallest margin on the kept path."""
-    if np.isnan(keys).any():
-        node = int(np.flatnonzero(np.isnan(keys).any(axis=1))[0])
-        raise VerifyRuleError(f"target logits of node {node} hold NaN; the model is broken.")
     acceptance = accept(tree, keys.argmax(axis=1))
     gap = None
     if keys.shape[1] > 1:

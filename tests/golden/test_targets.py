@@ -1,7 +1,7 @@
 """Every golden target: the forward against transformers, fp32.
 
-Error: float32 sums in another order; logits have a root mean square of about 1. The bound asked for is
-1e-4; BOUND is what is reached with room for other BLAS builds.
+Error: float32 sums in another order. The bound asked for is 1e-4; BOUND, relative to an array's root mean
+square where that exceeds 1, is what is reached with room for other BLAS builds.
 """
 
 import numpy as np
@@ -10,7 +10,19 @@ import pytest
 import kdnb
 from tests.support.goldens import DATA, TARGETS, Golden, worst
 
-BOUND = 2e-5
+BOUND = 1e-5
+
+
+def error_of(ours, golden):
+    """Largest difference, relative to the golden's root mean square where that exceeds 1."""
+    return worst(ours, golden) / max(1.0, float(np.sqrt(np.mean(golden.astype(np.float64) ** 2))))
+
+
+def de_interleaved(rope_key, model_type):
+    """transformers' DeepSeek-V2 keeps rotated pairs side by side; kdnb and its V3 do not."""
+    if model_type != "deepseek_v2":
+        return rope_key
+    return np.concatenate([rope_key[:, 0::2], rope_key[:, 1::2]], axis=1)
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -25,19 +37,19 @@ def test_prefill_logits_and_every_tap(case, record_property):
     cache = target.new_cache()
     result = target.forward(golden.arrays["prompt"], cache, taps=target.tap_names)
     cache.commit()
-    errors = {"logits": worst(result.logits, golden.arrays["prefill_logits"])}
-    errors["hidden.0"] = worst(result.taps["embed.out"], golden.arrays["hidden.0"])
+    errors = {"logits": error_of(result.logits, golden.arrays["prefill_logits"])}
+    errors["hidden.0"] = error_of(result.taps["embed.out"], golden.arrays["hidden.0"])
     for layer in range(layers):
         attention = result.taps[f"layers.{layer}.attn.out"]
-        errors[f"attn.{layer}"] = worst(attention, golden.arrays[f"attn.{layer}.out"])
+        errors[f"attn.{layer}"] = error_of(attention, golden.arrays[f"attn.{layer}.out"])
         # transformers' last hidden state is taken after the final norm
         after = "norm.out" if layer == layers - 1 else f"layers.{layer}.out"
-        errors[f"hidden.{layer + 1}"] = worst(
-            result.taps[after], golden.arrays[f"hidden.{layer + 1}"]
-        )
+        errors[f"hidden.{layer + 1}"] = error_of(result.taps[after], golden.arrays[f"hidden.{layer + 1}"])
         latent, rope_key = cache.latent(layer), cache.rope_key(layer)
-        errors[f"latent.{layer}"] = worst(latent, golden.arrays[f"cache.{layer}.keys"][0])
-        errors[f"rope_key.{layer}"] = worst(rope_key, golden.arrays[f"cache.{layer}.values"][0])
+        errors[f"latent.{layer}"] = error_of(latent, golden.arrays[f"cache.{layer}.keys"][0])
+        errors[f"rope_key.{layer}"] = error_of(
+            rope_key, de_interleaved(golden.arrays[f"cache.{layer}.values"][0], target.config.model_type)
+        )
     record_property("errors", errors)
     print(golden.folder.name, {name: f"{error:.1e}" for name, error in errors.items()})
     assert {name: e for name, e in errors.items() if e > BOUND} == {}
@@ -71,15 +83,13 @@ def test_router_choices(case):
 def test_greedy_tokens_and_their_logits(case):
     golden, target = case
     token_ids = golden.arrays["greedy_tokens"].tolist()
-    run = kdnb.generate(
-        target, golden.arrays["prompt"], max_new_tokens=len(token_ids), stop_ids=()
-    )
+    run = kdnb.generate(target, golden.arrays["prompt"], max_new_tokens=len(token_ids), stop_ids=())
     gaps = golden.facts["greedy_top2_gap"]
     decided = next((i for i, gap in enumerate(gaps) if gap < 1e-3), len(gaps))
     assert decided >= 13, "the golden decides too few tokens to be a test"
     assert run.token_ids.tolist()[:decided] == token_ids[:decided]
     forced = np.concatenate([golden.arrays["prompt"], token_ids])
-    assert worst(target.logits(forced), golden.arrays["full_logits"]) <= BOUND
+    assert error_of(target.logits(forced), golden.arrays["full_logits"]) <= BOUND
 
 
 def test_chunked_prefill_and_token_by_token_equal_one_shot(case):
@@ -92,7 +102,7 @@ def test_chunked_prefill_and_token_by_token_equal_one_shot(case):
         for start in range(0, len(prompt), step):
             rows.append(target.forward(prompt[start : start + step], cache).logits)
             cache.commit()
-        np.testing.assert_allclose(np.concatenate(rows), whole, atol=BOUND, rtol=0)
+        assert error_of(np.concatenate(rows), whole) <= BOUND
 
 
 def test_float64_referee_agrees_and_shrinks_the_error(case):
@@ -102,8 +112,8 @@ def test_float64_referee_agrees_and_shrinks_the_error(case):
     exact = referee.logits(prompt)
     assert exact.dtype == np.float64
     # both float32 programs scatter around the float64 one by rounding only
-    assert worst(target.logits(prompt), exact) <= BOUND
-    assert worst(golden.arrays["prefill_logits"], exact) <= BOUND
+    assert error_of(target.logits(prompt), exact) <= BOUND
+    assert error_of(golden.arrays["prefill_logits"], exact) <= BOUND
 
 
 def test_inv_freq(case):

@@ -34,9 +34,7 @@ def test_heads_are_normed_one_by_one_and_then_rotated():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 2 * 8)).astype(np.float32)
     weight = rng.standard_normal(8).astype(np.float32)
-    rope = rope_rows(
-        np.array([1, 0.5, 0.2, 0.1], dtype=np.float32), np.arange(3), 1.0, np.dtype(np.float32)
-    )
+    rope = rope_rows(np.array([1, 0.5, 0.2, 0.1], dtype=np.float32), np.arange(3), 1.0, np.dtype(np.float32))
     ours = head_norm_rope(x, weight, 1e-6, rope)
     for head in range(2):
         normed = rms_norm(x[:, head * 8 : head * 8 + 8], weight, 1e-6)[:, None]

@@ -56,7 +56,5 @@ def test_values_against_a_loop(by_row):
     rng = np.random.default_rng(2)
     context = rng.standard_normal((4, HEADS, LORA)).astype(np.float32)
     w_uv = rng.standard_normal((HEADS, VALUE, LORA)).astype(np.float32)
-    expected = np.stack(
-        [np.concatenate([w_uv[h] @ context[t, h] for h in range(HEADS)]) for t in range(4)]
-    )
+    expected = np.stack([np.concatenate([w_uv[h] @ context[t, h] for h in range(HEADS)]) for t in range(4)])
     np.testing.assert_allclose(mla_value(context, w_uv, by_row=by_row), expected, atol=1e-5)

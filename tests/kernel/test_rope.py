@@ -41,8 +41,7 @@ def test_dot_products_depend_on_the_distance_only():
     q, k = rng.standard_normal((2, 1, 1, 8)).astype(np.float32)
     for rotate in (rotate_half, rotate_interleaved):
         dots = [
-            float((rotate(q, rows([p + 3]))[0, 0] * rotate(k, rows([p]))[0, 0]).sum())
-            for p in (0, 7, 100)
+            float((rotate(q, rows([p + 3]))[0, 0] * rotate(k, rows([p]))[0, 0]).sum()) for p in (0, 7, 100)
         ]
         np.testing.assert_allclose(dots, dots[0], atol=1e-5)
 

@@ -44,9 +44,7 @@ def test_against_naive(rows, prefix_len, by_row):
         ours = verify_attention(query, cache, prefix_len, mask, 0.3, 12, by_row=by_row)
         full = np.tri(rows, dtype=bool) if mask is None else mask
         assert ours.dtype == np.float32
-        np.testing.assert_allclose(
-            ours, naive(query, cache, prefix_len, full, 0.3, 12), atol=2e-6, rtol=0
-        )
+        np.testing.assert_allclose(ours, naive(query, cache, prefix_len, full, 0.3, 12), atol=2e-6, rtol=0)
 
 
 def test_explicit_causal_mask_gives_the_same_bits_as_none(monkeypatch):

@@ -42,9 +42,7 @@ def test_text_is_the_tokens_decoded(pair):
 
 def test_a_full_trace_records_what_an_inspector_shows(pair):
     target, drafter = pair
-    run = kdnb.generate(
-        target, PROMPT, drafter, max_new_tokens=20, node_budget=70, trace="full"
-    )
+    run = kdnb.generate(target, PROMPT, drafter, max_new_tokens=20, node_budget=70, trace="full")
     step = run.rounds[1]
     n = step.tree.num_nodes
     assert n == 71
@@ -75,9 +73,7 @@ def test_interrupt_leaves_a_usable_run_and_drafter(pair):
         if count == 10:
             raise KeyboardInterrupt
 
-    run = kdnb.generate(
-        target, PROMPT, drafter, max_new_tokens=30, on_token=stop_at_the_tenth
-    )
+    run = kdnb.generate(target, PROMPT, drafter, max_new_tokens=30, on_token=stop_at_the_tenth)
     assert run.stop_reason == "interrupted"
     assert run.token_ids.tolist() == whole.token_ids.tolist()[:10]
     assert run.summary()["num_tokens"] == 10
@@ -113,9 +109,7 @@ def test_an_interrupted_forward_does_not_damage_the_decoding(pair):
 def test_rounds_yields_what_generate_records(pair):
     target, drafter = pair
     run = kdnb.generate(target, PROMPT, drafter, max_new_tokens=20)
-    for ours, theirs in zip(
-        kdnb.rounds(target, PROMPT, drafter, max_new_tokens=20), run.rounds, strict=True
-    ):
+    for ours, theirs in zip(kdnb.rounds(target, PROMPT, drafter, max_new_tokens=20), run.rounds, strict=True):
         assert ours.accepted.tolist() == theirs.accepted.tolist()
         assert set(ours.times_us) == {"draft", "build", "verify", "accept", "compact"}
 

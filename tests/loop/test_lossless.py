@@ -118,9 +118,7 @@ def test_sampling_gives_the_text_of_plain_sampling(targets, data):
     drafter = Guesser([*prompt, *plain.token_ids], max_depth=4, seed=1, strength=4.0)
     for budget in (1, 9, 40):
         policy = data.draw(st.sampled_from(POLICIES))
-        run = kdnb.generate(
-            target, prompt, drafter, node_budget=budget, policy=policy, **choices
-        )
+        run = kdnb.generate(target, prompt, drafter, node_budget=budget, policy=policy, **choices)
         assert run.token_ids.tolist() == plain.token_ids.tolist()
 
 
@@ -156,9 +154,7 @@ def test_deterministic_logits_and_cache_are_bit_equal_at_every_budget(targets, s
 
 def test_each_node_equals_running_its_root_path_alone(targets):
     target = targets["v3"][0]
-    tree = kdnb.DraftTree.from_parents(
-        [5, 6, 7, 8, 9, 10, 6, 11], [-1, 0, 0, 1, 1, 2, 3, 6]
-    )
+    tree = kdnb.DraftTree.from_parents([5, 6, 7, 8, 9, 10, 6, 11], [-1, 0, 0, 1, 1, 2, 3, 6])
     prompt = [3, 1, 4, 1, 5]
     cache = target.new_cache()
     target.forward(prompt, cache)
@@ -207,9 +203,5 @@ def test_after_compaction_the_cache_is_a_fresh_prefill(targets):
     fresh.commit()
     assert fresh.prefix_len == decoding.cache.prefix_len
     for layer in range(target.config.num_hidden_layers):
-        np.testing.assert_allclose(
-            decoding.cache.latent(layer), fresh.latent(layer), atol=1e-5, rtol=0
-        )
-        np.testing.assert_allclose(
-            decoding.cache.rope_key(layer), fresh.rope_key(layer), atol=1e-5, rtol=0
-        )
+        np.testing.assert_allclose(decoding.cache.latent(layer), fresh.latent(layer), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(decoding.cache.rope_key(layer), fresh.rope_key(layer), atol=1e-5, rtol=0)
