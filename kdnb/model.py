@@ -1,6 +1,6 @@
 """The target model: a checkpoint's weights and its forward, one row per token or tree node."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from kdnb.arrays import Bool, Float32, HostArray, Int32, UInt64, as_token_ids, p
 from kdnb.backends import get_backend
 from kdnb.backends.base import Array, Backend
 from kdnb.cache import LatentCache
-from kdnb.checkpoint import TensorFolder, expected_tensors, is_ignored
+from kdnb.checkpoint import StoredTensor, TensorFolder, expected_tensors, is_ignored
 from kdnb.config import TargetConfig
 from kdnb.errors import ConfigError, ShapeError
 from kdnb.layers import Attention, Layer, Mlp, Moe, TargetWeights
@@ -48,7 +48,7 @@ class Target:
         backend: Where the forward runs.
         tokenizer: The checkpoint's tokenizer or None.
         name: What to call the model in traces.
-        mapped_bytes: Size of the checkpoint's files.
+        tensors: The checkpoint's tensors, for who wants to look at the weights.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Target:
         backend: Backend,
         tokenizer: Tokenizer | None = None,
         name: str = "target",
-        mapped_bytes: int = 0,
+        tensors: Mapping[str, StoredTensor] | None = None,
     ) -> None:
         self.config = config
         self.backend = backend
         self.tokenizer = tokenizer
         self.name = name
-        self.mapped_bytes = mapped_bytes
+        self.tensors: Mapping[str, StoredTensor] = {} if tensors is None else tensors
         self._weights = weights
         self._router = RouterSpec(
             scoring_func=config.scoring_func,
@@ -84,6 +84,11 @@ class Target:
             f"Target({self.name!r}, {c.model_type}, {c.num_hidden_layers} layers, "
             f"hidden_size={c.hidden_size}, vocab_size={c.vocab_size}, {self.backend!r})"
         )
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the weights on disk."""
+        return sum(stored.stored_bytes for stored in self.tensors.values())
 
     def new_cache(self, capacity: int = 256, *, grow: bool = True) -> LatentCache:
         """An empty cache for one sequence; see LatentCache."""
@@ -308,7 +313,7 @@ def load_target(
         backend,
         load_tokenizer(folder, config),
         name=name if name in SHIPPED else folder.name,
-        mapped_bytes=tensors.mapped_bytes,
+        tensors=tensors,
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from kdnb.arrays import Int32
 from kdnb.errors import TraceError
 from kdnb.tokenizer import Tokenizer
-from kdnb.trace import FORMAT_VERSION, STAGES, RoundTrace
+from kdnb.trace import FORMAT_VERSION, STAGES, RoundTrace, read_array
 
 STOP_REASONS = ("stop_id", "length", "interrupted")
 
@@ -59,6 +58,19 @@ class Run:
 
         return run_table(self)
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from kdnb.view import bundle
+
+        return bundle(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from kdnb.view.svg import round_svg
+
+        bundle = {"text/plain": str(self)}
+        if self.rounds:
+            bundle["image/svg+xml"] = round_svg(self.rounds[0], self.token_text)
+        return bundle
+
     @property
     def text(self) -> str | None:
         """The new tokens as text; None without a tokenizer."""
@@ -74,13 +86,14 @@ class Run:
             mean_emitted_per_round (accepted drafts and bonus token, before any cut);
             mean_accepted_per_round; expected_accepted_per_round (mean over rounds of the sum of node
             probabilities, where trees have scores); accepted_by_depth (share of rounds that kept a node
-            of depth 1, 2, ...); min_gap (smallest margin of any choice); stop_reason; times in
+            of depth 1, 2, ...); min_gap (smallest margin of any choice
+            that had an alternative); stop_reason; times in
             microseconds: prefill_us, times_us per stage, wall_us; tokens_per_second. What is not known
             is absent.
         """
         emitted = [len(step.accepted) for step in self.rounds]
         gaps = [self.prefill_min_gap, *(step.min_gap for step in self.rounds)]
-        known = [gap for gap in gaps if gap is not None]
+        known = [gap for gap in gaps if gap is not None and np.isfinite(gap)]
         summary: dict[str, Any] = {
             "num_tokens": len(self.token_ids),
             "num_rounds": len(self.rounds),
@@ -100,73 +113,91 @@ class Run:
             summary["min_gap"] = min(known)
         summary["stop_reason"] = self.stop_reason
         if self.prefill_us is not None:
-            summary["prefill_us"] = round(self.prefill_us, 1)
+            summary["prefill_us"] = self.prefill_us
         totals = {
-            stage: round(sum(step.times_us.get(stage, 0.0) for step in self.rounds), 1)
+            stage: sum(step.times_us.get(stage, 0.0) for step in self.rounds)
             for stage in STAGES
             if any(stage in step.times_us for step in self.rounds)
         }
         if totals:
             summary["times_us"] = totals
         if self.wall_us:
-            summary["wall_us"] = round(self.wall_us, 1)
-            summary["tokens_per_second"] = round(len(self.token_ids) / self.wall_us * 1e6, 1)
+            summary["wall_us"] = self.wall_us
+            summary["tokens_per_second"] = len(self.token_ids) / self.wall_us * 1e6
         return summary
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; `from_json` reads it back."""
+        """A JSON object; `from_json` reads it back. What is not known is absent.
+
+        Raises:
+            TraceError: if a round holds NaN.
+        """
         data: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "prompt_ids": self.prompt_ids.tolist(),
             "token_ids": self.token_ids.tolist(),
-            "text": self.text,
-            "rounds": [step.to_json() for step in self.rounds],
-            "summary": self.summary(),
-            "settings": dict(self.settings),
         }
-        if self.tokenizer is not None:
-            data["token_texts"] = {str(i): self.tokenizer.token_text(i) for i in self._used_ids()}
+        if self.text is not None:
+            data["text"] = self.text
+        rounds = []
+        for index, step in enumerate(self.rounds):
+            try:
+                rounds.append(step.to_json())
+            except TraceError as error:
+                raise TraceError(f"round {index}: {error}") from None
+        data |= {"rounds": rounds, "summary": self.summary(), "settings": dict(self.settings)}
+        texts = self._known_texts()
+        if texts:
+            data["token_texts"] = texts
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Run":
-        """Undo `to_json`.
+        """Undo `to_json`. Of the summary only what the rounds do not say is read.
 
         Raises:
-            TraceError: if the object is no run, of another format version, or a round is broken.
+            TraceError: if the object is no run, of another format version, or a round is broken; the
+                message names the round and the field.
         """
         if not isinstance(data, Mapping):
-            raise TraceError(f"the trace holds a {type(data).__name__}; it must be a JSON object.")
+            raise TraceError(f"the trace is a {type(data).__name__}; it must be a JSON object.")
         version = data.get("format_version", FORMAT_VERSION)
         if version != FORMAT_VERSION:
             raise TraceError(
-                f"the trace has format_version {version!r} but this kdnb reads {FORMAT_VERSION}."
+                f"the trace has format_version {version!r} but this kdnb reads {FORMAT_VERSION}; "
+                "use the version of kdnb that wrote it."
             )
-        missing = [name for name in ("prompt_ids", "token_ids", "rounds") if name not in data]
-        if missing:
-            raise TraceError(f"the trace has no {', no '.join(missing)}; is it a kdnb run?")
+        absent = [name for name in ("prompt_ids", "token_ids", "rounds") if name not in data]
+        if absent:
+            raise TraceError(f"the trace has no {', no '.join(absent)}; is it one that kdnb wrote?")
+        if not isinstance(data["rounds"], list):
+            raise TraceError(f"rounds is a {type(data['rounds']).__name__}; it must be a list.")
         rounds = []
         for index, step in enumerate(data["rounds"]):
             try:
                 rounds.append(RoundTrace.from_json(step))
             except TraceError as error:
-                raise TraceError(f"rounds[{index}]: {error}.") from None
-        summary = data.get("summary", {})
-        try:
-            return cls(
-                prompt_ids=np.array(data["prompt_ids"], dtype=np.int32),
-                token_ids=np.array(data["token_ids"], dtype=np.int32),
-                rounds=rounds,
-                stop_reason=summary.get("stop_reason", "length"),
-                settings=dict(data.get("settings", {})),
-                stored_text=data.get("text"),
-                token_texts=dict(data.get("token_texts", {})),
-                prefill_us=summary.get("prefill_us"),
-                prefill_min_gap=summary.get("min_gap"),
-                wall_us=summary.get("wall_us"),
-            )
-        except (TypeError, ValueError, AttributeError) as error:
-            raise TraceError(f"the trace cannot be used: {error}.") from None
+                raise TraceError(f"round {index}: {error}") from None
+        objects = {}
+        for name in ("summary", "settings", "token_texts"):
+            objects[name] = data.get(name, {})
+            if not isinstance(objects[name], Mapping):
+                raise TraceError(f"{name} is a {type(objects[name]).__name__}; it must be a JSON object.")
+        if not isinstance(data.get("text", ""), str):
+            raise TraceError(f"text is a {type(data['text']).__name__}; it must be a string.")
+        summary = objects["summary"]
+        return cls(
+            prompt_ids=read_array(data, "prompt_ids", np.int32),
+            token_ids=read_array(data, "token_ids", np.int32),
+            rounds=rounds,
+            stop_reason=_stop_reason(summary),
+            settings=dict(objects["settings"]),
+            stored_text=data.get("text"),
+            token_texts={str(key): str(text) for key, text in objects["token_texts"].items()},
+            prefill_us=_number(summary, "prefill_us"),
+            prefill_min_gap=_number(summary, "min_gap"),
+            wall_us=_number(summary, "wall_us"),
+        )
 
     def token_text(self, token_id: int) -> str:
         """One token in visible form; its id where no tokenizer is known."""
@@ -180,35 +211,74 @@ class Run:
         Raises:
             TraceError: if it cannot be written.
         """
-        target = Path(path)
-        try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=target.parent, prefix=target.name, delete=False, encoding="utf-8"
-            ) as file:
-                json.dump(self.to_json(), file, allow_nan=False)
-            os.replace(file.name, target)
-        except OSError as error:
-            raise TraceError(f"{str(target)!r} cannot be written: {error.strerror}.") from None
+        write_whole(path, json.dumps(self.to_json(), allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Run":
         """Read a run from a file.
 
         Raises:
-            TraceError: if it is missing, not JSON, or not a run.
+            TraceError: if it is missing, not JSON, or not a run; the message names the file.
         """
+        data = read_trace_json(path)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise TraceError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
-        except ValueError as error:
-            raise TraceError(f"{str(path)!r} is not JSON: {error}.") from None
-        return cls.from_json(data)
+            return cls.from_json(data)
+        except TraceError as error:
+            raise TraceError(f"{str(path)!r}: {error}") from None
 
-    def _used_ids(self) -> list[int]:
+    def _known_texts(self) -> dict[str, str]:
+        """Visible forms of all tokens that occur, so that a file can be shown without the model."""
+        if self.tokenizer is None:
+            return dict(self.token_texts)
         ids = {*self.prompt_ids.tolist(), *self.token_ids.tolist()}
         for step in self.rounds:
             ids |= {*step.tree.token_ids.tolist(), step.bonus_id}
-            if step.next_ids is not None:
-                ids |= set(step.next_ids.tolist())
-        return sorted(ids)
+            for array in (step.next_ids, step.draft_top_ids, step.target_top_ids):
+                if array is not None:
+                    ids |= set(array.ravel().tolist())
+        return {str(i): self.tokenizer.token_text(i) for i in sorted(ids)}
+
+
+def read_trace_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        TraceError: if it is missing or no JSON; the message names the file.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{str(path)!r} is not JSON: {error}.") from None
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file that appears whole or not at all, whatever happens meanwhile.
+
+    Raises:
+        TraceError: if it cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            part.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise TraceError(f"{str(path)!r} cannot be written: {error.strerror or error}.") from None
+
+
+def _stop_reason(summary: Mapping[str, Any]) -> str:
+    reason = summary.get("stop_reason", "length")
+    if reason not in STOP_REASONS:
+        raise TraceError(f"stop_reason is {reason!r}; it must be one of {', '.join(STOP_REASONS)}.")
+    return str(reason)
+
+
+def _number(summary: Mapping[str, Any], name: str) -> float | None:
+    if name not in summary:
+        return None
+    return float(read_array(summary, name, np.float64, axes=0))

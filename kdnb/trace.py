@@ -1,7 +1,7 @@
 """What one round did: the record that views, files and tests read."""
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -49,9 +49,9 @@ class RoundTrace:
         min_gap: Smallest margin of a choice on the kept path (see Acceptance.min_gap).
         policy: Name of the tree policy (repr of the object).
         verify_rule: Name of the verify rule (repr of the object).
-        target_log_prob: float32 [num_nodes]; target log-prob of each node's token given its parent; root 0.
+        target_log_prob: float32 [num_nodes]; target log-prob of each node's token after its parent; root 0.
         cache_row: int32 [num_nodes]; the cache row verify wrote for each node.
-        draft_top_ids: int32 [max_depth, k]; per depth the drafter's best ids, k = min(node_budget, vocab_size).
+        draft_top_ids: int32 [max_depth, k]; the drafter's best ids, k = min(node_budget, vocab_size).
         draft_top_log_probs: float32 [max_depth, k]; their log-probs.
         target_top_ids: int32 [num_nodes, k]; per node the target's best ids (k = 8 or vocab_size).
         target_top_log_probs: float32 [num_nodes, k].
@@ -86,6 +86,16 @@ class RoundTrace:
         from kdnb.view import bundle
 
         return bundle(self)
+
+    def __str__(self) -> str:
+        from kdnb.view.text import draw_round
+
+        return draw_round(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from kdnb.view.svg import round_svg
+
+        return {"image/svg+xml": round_svg(self), "text/plain": str(self)}
 
     @property
     def num_accepted(self) -> int:
@@ -129,7 +139,7 @@ class RoundTrace:
             "emitted": self.emitted.tolist(),
         }
         if self.times_us:
-            data["times_us"] = {stage: round(us, 1) for stage, us in self.times_us.items()}
+            data["times_us"] = dict(self.times_us)
         if self.min_gap is not None and np.isfinite(self.min_gap):
             data["min_gap"] = float(self.min_gap)
         for name in TEXTS:
@@ -139,9 +149,7 @@ class RoundTrace:
             if getattr(self, name) is not None:
                 data[name] = _finite(name, getattr(self, name))
         if self.visible_words is not None:
-            data["visible_words"] = [
-                [f"{word:016x}" for word in row] for row in self.visible_words.tolist()
-            ]
+            data["visible_words"] = [[f"{word:016x}" for word in row] for row in self.visible_words.tolist()]
         return data
 
     @classmethod
@@ -162,7 +170,9 @@ class RoundTrace:
         bonus_id = int(read_array(data, "bonus_id", np.int32, axes=0))
         path = tree.token_ids[accepted[1:]].tolist()
         arrays = {
-            name: read_array(data, name, dtype, axes) for name, (dtype, axes) in ARRAYS.items() if name in data
+            name: read_array(data, name, dtype, axes)
+            for name, (dtype, axes) in ARRAYS.items()
+            if name in data
         }
         for name in PER_NODE:
             value = arrays.get(name)
@@ -209,7 +219,9 @@ def read_array(data: Mapping[str, Any], name: str, dtype: Any, axes: int = 1) ->
         TraceError: if the value is of another kind, ragged, or out of the dtype's range.
     """
     kind = "whole numbers" if np.issubdtype(dtype, np.integer) else "numbers"
-    expected = "a whole number" if axes == 0 else f"{'a list' if axes == 1 else 'equally long lists'} of {kind}"
+    expected = (
+        "a whole number" if axes == 0 else f"{'a list' if axes == 1 else 'equally long lists'} of {kind}"
+    )
     try:
         array = np.array(data[name], dtype=object)
     except ValueError:  # ragged
@@ -277,7 +289,9 @@ def _read_words(data: Mapping[str, Any], num_nodes: int) -> UInt64 | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN
 
 
 def _finite(name: str, array: HostArray) -> Any:
@@ -285,5 +299,7 @@ def _finite(name: str, array: HostArray) -> Any:
     if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
         return array.tolist()
     if (np.isnan(array) | (array == np.inf)).any():
-        raise TraceError(f"{name} holds NaN or plus infinity, which no log-prob is; the trace is not written.")
+        raise TraceError(
+            f"{name} holds NaN or plus infinity, which no log-prob is; the trace is not written."
+        )
     return np.where(np.isfinite(array), array.astype(object), None).tolist()

@@ -63,6 +63,16 @@ class DraftTree:
     def __repr__(self) -> str:
         return f"DraftTree(num_nodes={self.num_nodes}, max_depth={self.max_depth})"
 
+    def __str__(self) -> str:
+        from kdnb.view.text import draw_tree
+
+        return draw_tree(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from kdnb.view.svg import tree_svg
+
+        return {"image/svg+xml": tree_svg(self), "text/plain": str(self)}
+
     @classmethod
     def from_parents(
         cls,
@@ -178,6 +188,87 @@ class DraftTree:
             if value is not None:
                 data[name] = value.tolist()
         return data
+
+    def to_sglang(self) -> tuple[Int32, Int32, Int32]:
+        """The form of SGLang's verify kernels, for one sequence.
+
+        Returns:
+            retrieve_index (node numbers), retrieve_next_token (first child of each node) and
+            retrieve_next_sibling, each int32 [num_nodes] with -1 for none.
+        """
+        first = np.full(self.num_nodes, -1, dtype=np.int32)
+        sibling = np.full(self.num_nodes, -1, dtype=np.int32)
+        for node, children in enumerate(self.children):
+            for left, right in zip(children, children[1:], strict=False):
+                sibling[left] = right
+            if children:
+                first[node] = children[0]
+        return np.arange(self.num_nodes, dtype=np.int32), first, sibling
+
+    @classmethod
+    def from_sglang(
+        cls,
+        token_ids: Sequence[int] | HostArray,
+        retrieve_next_token: Sequence[int] | HostArray,
+        retrieve_next_sibling: Sequence[int] | HostArray,
+    ) -> "DraftTree":
+        """Undo `to_sglang`.
+
+        Raises:
+            ShapeError: if the pointers do not reach every node exactly once.
+        """
+        first, sibling = np.asarray(retrieve_next_token), np.asarray(retrieve_next_sibling)
+        parents = np.full(len(token_ids), -2, dtype=np.int32)
+        if len(first) != len(parents) or len(sibling) != len(parents):
+            raise ShapeError(
+                f"retrieve_next_token has {len(first)} and retrieve_next_sibling {len(sibling)} entries "
+                f"but there are {len(parents)} tokens."
+            )
+        parents[:1] = -1
+        for node in range(len(parents)):
+            child = int(first[node])
+            while child != -1:
+                if not 0 < child < len(parents) or parents[child] != -2:
+                    raise ShapeError(f"node {node}: its pointers reach node {child} twice or not at all.")
+                parents[child] = node
+                child = int(sibling[child])
+        lost = np.flatnonzero(parents == -2)
+        if lost.size:
+            raise ShapeError(f"node {int(lost[0])} is reached by no pointer.")
+        return cls(np.asarray(token_ids), parents)
+
+    def to_ddtree(self) -> dict[str, list[float]]:
+        """The form of the DDTree reference code: the root is left out of all but `parents`."""
+        data: dict[str, list[float]] = {
+            "node_token_ids": self.token_ids[1:].tolist(),
+            "node_depths": self.depths[1:].tolist(),
+            "parents": self.parents.tolist(),
+        }
+        if self.scores is not None:
+            data["node_scores"] = self.scores[1:].tolist()
+        return data
+
+    @classmethod
+    def from_ddtree(cls, data: Mapping[str, Any], root_id: int = UNKNOWN_ROOT) -> "DraftTree":
+        """Undo `to_ddtree`; `root_token` in the data goes before `root_id`.
+
+        Raises:
+            ShapeError: if a field is missing, or node_depths contradict parents.
+        """
+        for name in ("node_token_ids", "parents"):
+            if name not in data:
+                raise ShapeError(f"the tree has no {name}; is it in the DDTree reference's form?")
+        root = data.get("root_token", root_id)
+        scores = data.get("node_scores")
+        tree = cls(
+            np.array([root, *data["node_token_ids"]]),
+            np.array(data["parents"]),
+            None if scores is None else np.array([0.0, *scores]),
+        )
+        depths = data.get("node_depths")
+        if depths is not None and tree.depths[1:].tolist() != list(depths):
+            raise ShapeError("node_depths contradict parents; the root must not be counted in them.")
+        return tree
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DraftTree":

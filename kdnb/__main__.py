@@ -1,0 +1,5 @@
+"""`python -m kdnb` is the same as `kdnb`."""
+
+from kdnb.cli import main
+
+main()
