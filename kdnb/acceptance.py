@@ -12,8 +12,10 @@ class Acceptance:
     Args:
         accepted: int32 [num_emitted]; node indices of the kept path, root (0) first, ascending.
         bonus_id: The token drawn after the last kept node; always emitted, the next round's root.
-        next_ids: int32 [num_nodes] or None; the target's own choice after every node, where the rule has one.
-        min_gap: Smallest margin by which a choice on the path was made (logits, or logits plus noise), or None.
+        next_ids: int32 [num_nodes] or None; the target's own choice after every node, where the rule
+            has one.
+        min_gap: Smallest margin by which a choice on the path was made (logits, or logits plus noise),
+            or None.
     """
 
     accepted: Int32

@@ -27,8 +27,10 @@ def as_token_ids(token_ids: Sequence[int] | HostArray, vocab_size: int, name: st
         token_ids: Vocabulary ids, a sequence or an integer array with one axis.
         vocab_size: Ids must lie in [0, vocab_size).
         name: What to call the argument in an error.
+
     Returns:
         int32 [count].
+
     Raises:
         TokenError: if there is no id, an id is not an integer, or one is out of range.
         ShapeError: if there is more than one axis.
@@ -55,6 +57,7 @@ def pack_visible(visible: Bool) -> UInt64:
 
     Args:
         visible: bool [rows, nodes]; True where the row may see the node.
+
     Returns:
         uint64 [rows, ceil(nodes / 64)]; bit j of word w is node 64 * w + j.
     Exact: integer op.

@@ -28,7 +28,7 @@ def measure(
     prefill_len: int,
     repeat: int,
     folder: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], object] = str,
 ) -> dict[str, Any]:
     """Time everything in turn, several times, and take medians.
 
@@ -41,7 +41,8 @@ def measure(
         prefill_len: Rows of the prefill that is timed; capped at the context.
         repeat: Times each measurement is taken.
         folder: The target's checkpoint, for transformers; None leaves it out.
-        say: Called with a line before each slow step.
+        say: Called with a line before each slow step; the default says nothing.
+
     Returns:
         {"machine", "rows": [{"name", "tokens_per_second", ...}], "ratios", "stages_us", "peak_bytes"}.
         Speeds are medians; peak_bytes is this process's peak before transformers is loaded.

@@ -23,6 +23,7 @@ class LatentCache:
         capacity: Rows to make room for at first.
         grow: Whether to double the room when it is used up, up to max_position_embeddings plus one
             window; otherwise a CapacityError says how much was needed.
+
     Raises:
         CapacityError: if capacity is not positive.
     """
@@ -80,6 +81,7 @@ class LatentCache:
 
         Args:
             rows: Window rows, strictly ascending; None keeps all. The rest is cut.
+
         Raises:
             ShapeError: if a row is not in the window or the order does not ascend.
         """

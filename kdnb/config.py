@@ -113,8 +113,10 @@ class TargetConfig:
         Args:
             config: config.json; Kimi K2.5's text_config is found inside.
             generation_config: generation_config.json or None.
+
         Returns:
             TargetConfig.
+
         Raises:
             ConfigError: if the architecture is another one, or a key is missing or cannot be used.
         """
@@ -193,7 +195,7 @@ class TargetConfig:
     @property
     def softmax_scale(self) -> float:
         """Factor on attention scores: qk_head_dim ** -0.5, times mscale ** 2 under YaRN."""
-        return self.qk_head_dim**-0.5 * self.rope.softmax_mscale**2
+        return float(self.qk_head_dim**-0.5 * self.rope.softmax_mscale**2)
 
     def _check(self) -> None:
         if self.qk_rope_head_dim % 2:

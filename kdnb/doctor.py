@@ -115,14 +115,14 @@ def _compiler() -> Ability:
 
 
 def _cuda(packages: dict[str, str | None]) -> Ability:
-    driver, what = _driver()
+    what = _driver()
     nvrtc = packages["nvidia-cuda-nvrtc"]
     found = f"{what}; NVRTC {nvrtc or 'not installed'}"
     reason = f"this version of kdnb has no cuda backend yet ({found})"
-    return Ability("cuda backend", False, reason, "" if driver or nvrtc else "")
+    return Ability("cuda backend", False, reason)
 
 
-def _driver() -> tuple[bool, str]:
+def _driver() -> str:
     """Ask the NVIDIA driver, by cuInit alone."""
     names = ("nvcuda.dll",) if os.name == "nt" else ("libcuda.so.1", "libcuda.so")
     for name in names:
@@ -132,9 +132,9 @@ def _driver() -> tuple[bool, str]:
             continue
         status = int(library.cuInit(0))
         if status == CUDA_SUCCESS:
-            return True, "NVIDIA driver works"
-        return False, f"NVIDIA driver is there but cuInit fails with error {status}"
-    return False, "no NVIDIA driver"
+            return "NVIDIA driver works"
+        return f"NVIDIA driver is there but cuInit fails with error {status}"
+    return "no NVIDIA driver"
 
 
 def _version(name: str) -> str | None:

@@ -20,6 +20,7 @@ class Draft:
         logits: [max_depth, vocab_size]; numpy, or an array of `backend`.
         backend: Where logits live; None is numpy.
         noise: The round's noise, for policies that sample.
+
     Raises:
         DrafterError: if logits have no two axes, or hold NaN.
     """

@@ -20,6 +20,7 @@ def first_token_seconds(target: Target) -> float:
 
     Args:
         target: The target; its weight cache is not touched.
+
     Returns:
         Seconds.
     """

@@ -255,6 +255,7 @@ def rounds(
     Yields:
         RoundTrace of each round. The first root, `tree.token_ids[0]`, is the token that the prompt's
         own logits chose; with max_new_tokens=1 there is no round.
+
     Raises:
         As `generate`, at the call and not at the first step.
     """
@@ -278,8 +279,10 @@ def generate(
         progress: Show a progress bar, if standard error is a terminal.
         settings: The fields of Settings: max_new_tokens (required), node_budget, policy, temperature,
             top_k, top_p, seed, verify_rule, trace, stop_ids, prefill_chunk, on_token.
+
     Returns:
         Run. An interrupt (Ctrl-C) ends the run early with stop_reason "interrupted"; nothing is lost.
+
     Raises:
         ConfigError, TokenError: if an argument cannot be used.
         DrafterError: if the drafter does not fit the target.
@@ -313,8 +316,10 @@ def start(
         prompt: Text or token ids.
         drafter: Proposes the trees, or None.
         settings: The choices of this decoding.
+
     Returns:
         Decoding, which iterates over rounds.
+
     Raises:
         ConfigError, TokenError: if the prompt or a setting cannot be used with this target.
     """

@@ -99,8 +99,10 @@ class Target:
 
         Args:
             token_ids: Vocabulary ids.
+
         Returns:
             float32 [len(token_ids), vocab_size]; row i holds the logits of the token after i.
+
         Raises:
             TokenError: if an id is not in the vocabulary.
         """
@@ -142,8 +144,10 @@ class Target:
                 its result replaces the value there.
             logits: "all" rows or only the "last".
             host: Whether logits and taps come as numpy arrays or stay the backend's.
+
         Returns:
             ForwardResult.
+
         Raises:
             TokenError: if an id is not in the vocabulary.
             ShapeError: if positions or visible do not fit the rows, or a row does not see itself.
@@ -288,8 +292,10 @@ def load_target(
         dtype: Of activations and cache; "float64" is the referee.
         deterministic: See NumpyBackend.
         expert_cache_bytes: Budget for dequantized weights in memory; None is half of the memory.
+
     Returns:
         Target.
+
     Raises:
         ConfigError: if the config is of another architecture or lacks a key.
         CheckpointError: if files are missing or damaged, or tensors do not fit the config.

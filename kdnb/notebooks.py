@@ -32,6 +32,7 @@ def refresh(path: Path) -> None:
 
     Args:
         path: The notebook.
+
     Raises:
         ConfigError: if nbclient is not installed.
     """
@@ -61,6 +62,7 @@ def faults(path: Path) -> list[str]:
 
     Args:
         path: The notebook.
+
     Returns:
         One sentence per fault; empty if there is none.
     """

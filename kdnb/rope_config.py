@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -97,16 +98,7 @@ class RopeConfig:
 
         Source: Peng et al. 2023 (arXiv:2309.00071) section 3.2, in float32 as checkpoints' own code.
         """
-        exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-        periods = np.float32(self.rope_theta) ** exponents
-        if self.rope_type == "default":
-            return (np.float32(1.0) / periods).astype(np.float32)
-        low, high = self.blend_range(dim)
-        pairs = np.arange(dim // 2, dtype=np.float32)
-        ramp = np.clip((pairs - np.float32(low)) / np.float32(high - low), 0, 1)
-        divided = np.float32(1.0) / (np.float32(self.factor) * periods)
-        kept = np.float32(1.0) / periods
-        return (ramp * divided + (1 - ramp) * kept).astype(np.float32)
+        return _inv_freq(self, dim)
 
     @property
     def attention_scaling(self) -> float:
@@ -121,7 +113,7 @@ class RopeConfig:
 
     @property
     def softmax_mscale(self) -> float:
-        """m of the softmax scale (qk_head_dim ** -0.5) * m ** 2."""
+        """M of the softmax scale (qk_head_dim ** -0.5) * m ** 2."""
         if self.rope_type == "default" or not self.mscale_all_dim:
             return 1.0
         return _amplitude(self.factor, self.mscale_all_dim)
@@ -129,3 +121,19 @@ class RopeConfig:
 
 def _amplitude(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@lru_cache(maxsize=64)
+def _inv_freq(config: RopeConfig, dim: int) -> Float32:
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    periods = np.float32(config.rope_theta) ** exponents
+    if config.rope_type == "default":
+        plain: Float32 = (np.float32(1.0) / periods).astype(np.float32)
+        return plain
+    low, high = config.blend_range(dim)
+    pairs = np.arange(dim // 2, dtype=np.float32)
+    ramp = np.clip((pairs - np.float32(low)) / np.float32(high - low), 0, 1)
+    divided = np.float32(1.0) / (np.float32(config.factor) * periods)
+    kept = np.float32(1.0) / periods
+    blended: Float32 = (ramp * divided + (1 - ramp) * kept).astype(np.float32)
+    return blended

@@ -28,6 +28,7 @@ class Settings:
         stop_ids: End after one of these ids; None takes the checkpoint's, () never stops early.
         prefill_chunk: Prompt rows per forward.
         on_token: Called with each emitted id, in order.
+
     Raises:
         ConfigError: if a value cannot be used.
     """

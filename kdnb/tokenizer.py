@@ -71,7 +71,7 @@ class Tokenizer(Protocol):
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
 
     def token_text(self, token_id: int) -> str:
-        """One token in visible form: spaces as a middle dot, odd bytes as \\xNN."""
+        """One token in visible form: spaces as a middle dot, odd bytes as hexadecimal."""
 
 
 def load_tokenizer(folder: Path, config: TargetConfig) -> Tokenizer | None:
@@ -80,6 +80,7 @@ def load_tokenizer(folder: Path, config: TargetConfig) -> Tokenizer | None:
     Args:
         folder: The checkpoint.
         config: Its config.
+
     Raises:
         TokenError: if the tokenizer's file is damaged, or its library is not installed.
     """
@@ -95,6 +96,7 @@ class JsonTokenizer:
 
     Args:
         path: The file.
+
     Raises:
         TokenError: if it is damaged.
     """
@@ -139,6 +141,7 @@ class KimiTokenizer:
     Args:
         folder: Holds tiktoken.model and, often, tokenizer_config.json with the special tokens' names.
         vocab_size: The model's.
+
     Raises:
         TokenError: if tiktoken is not installed, or the file is damaged or of another size.
     """
@@ -188,6 +191,7 @@ class KimiTokenizer:
 
         Args:
             messages: {"role": "system" | "user" | "assistant", "content": text} each.
+
         Raises:
             TokenError: if a role is unknown.
         """
@@ -205,7 +209,7 @@ class KimiTokenizer:
 
 
 def visible_text(data: bytes) -> str:
-    """Bytes in printable form: white space as signs, what is no UTF-8 as \\xNN."""
+    """Bytes in printable form: white space as signs, what is no UTF-8 as hexadecimal."""
     text = data.decode("utf-8", errors="backslashreplace").translate(VISIBLE)
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 

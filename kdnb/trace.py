@@ -213,8 +213,10 @@ def read_array(data: Mapping[str, Any], name: str, dtype: Any, axes: int = 1) ->
         dtype: numpy dtype; an integer dtype takes whole numbers only, a float dtype reads null as
             minus infinity.
         axes: Axes the array must have; 0 is a single number.
+
     Returns:
         The array.
+
     Raises:
         TraceError: if the value is of another kind, ragged, or out of the dtype's range.
     """

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ class DraftTree:
         draft_log_probs: float32 [num_nodes] or None; log-prob of each node's own token, root 0.
         sampled_from: float32 [max_depth, vocab_size] or None; the probabilities that each depth's
             children were drawn from, without replacement (drafters that sample).
+
     Raises:
         ShapeError: if the arrays do not make a tree; the message names the node.
     """
@@ -87,8 +89,10 @@ class DraftTree:
             parents: [num_nodes], root -1.
             log_probs: [num_nodes] draft log-prob of each node's own token (the root's is ignored), or
                 None.
+
         Returns:
             DraftTree; with scores if log_probs are given.
+
         Raises:
             ShapeError: as the class.
         """
@@ -150,7 +154,7 @@ class DraftTree:
 
     @cached_property
     def visible(self) -> Bool:
-        """bool [num_nodes, num_nodes]; a row sees its ancestors and itself."""
+        """Bool [num_nodes, num_nodes]; a row sees its ancestors and itself."""
         visible = np.eye(self.num_nodes, dtype=np.bool_)
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
             visible[node, :node] = visible[parent, :node]
@@ -199,7 +203,7 @@ class DraftTree:
         first = np.full(self.num_nodes, -1, dtype=np.int32)
         sibling = np.full(self.num_nodes, -1, dtype=np.int32)
         for node, children in enumerate(self.children):
-            for left, right in zip(children, children[1:], strict=False):
+            for left, right in pairwise(children):
                 sibling[left] = right
             if children:
                 first[node] = children[0]

@@ -20,6 +20,7 @@ class Watch:
         taps: Names to record.
         known: All names there are.
         edit: edit(name, host array) -> changed array, or None (or the same object) to leave it.
+
     Raises:
         ConfigError: if a tap has no such name.
     """

@@ -13,8 +13,10 @@ def get_backend(name: str | Backend, **options: object) -> Backend:
         name: "numpy", or a Backend object, which is returned as it is.
         options: Keyword arguments of the backend's class: `dtype`, `deterministic`,
             `expert_cache_bytes` for numpy.
+
     Returns:
         The backend.
+
     Raises:
         ConfigError: if no backend has this name, or an object comes with options.
         BackendUnavailable: if it cannot run here.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from kdnb.arrays import Bool, Float32, HostArray, Int32
 from kdnb.checkpoint import StoredTensor
-from kdnb.config import RopeConfig
 from kdnb.reference.router import RouterSpec
+from kdnb.rope_config import RopeConfig
 
 Array: TypeAlias = Any  # a backend's array; only its `shape` is public
 Weight: TypeAlias = Any  # a backend's handle of one stored tensor
@@ -83,7 +83,7 @@ class Backend(Protocol):
         """kdnb.reference.rms_norm.add_rms_norm: (x + delta, its norm)."""
 
     def add(self, x: Array, y: Array) -> Array:
-        """x + y, a new array."""
+        """X + y, a new array."""
 
     def mlp(self, x: Array, gate: Weight, up: Weight, down: Weight) -> Array:
         """down(swiglu(gate(x), up(x))), kdnb.reference.swiglu."""

@@ -1,7 +1,7 @@
 """The numpy backend: runs anywhere, and defines what every op means."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,7 +9,6 @@ from kdnb.arrays import Bool, Float32, Floats, HostArray, Int32
 from kdnb.backends.base import ExpertTensors
 from kdnb.backends.weight_store import WeightStore
 from kdnb.checkpoint import StoredTensor
-from kdnb.config import RopeConfig
 from kdnb.errors import ConfigError
 from kdnb.reference.append_latent import append_latent
 from kdnb.reference.cache_compact import compact
@@ -25,11 +24,13 @@ from kdnb.reference.router import RouterSpec, Routing, route
 from kdnb.reference.swiglu import swiglu
 from kdnb.reference.top_k import top_k_log_probs
 from kdnb.reference.verify_attention import verify_attention
+from kdnb.rope_config import RopeConfig
 
 DTYPES = ("float32", "float64")
 
 
-class NumpyExperts(NamedTuple):
+@dataclass(frozen=True)
+class NumpyExperts:
     """A layer's experts; weights are fetched from the store when an expert is used."""
 
     stored: Sequence[ExpertTensors]
@@ -49,6 +50,7 @@ class NumpyBackend:
             a time.
         expert_cache_bytes: Budget for dequantized weights in memory, least recently used out first;
             None is half of the machine's memory.
+
     Raises:
         ConfigError: if dtype or expert_cache_bytes cannot be used.
     """

@@ -19,6 +19,7 @@ class WeightStore:
         dtype: numpy dtype of the arrays handed out.
         budget_bytes: Bytes of weights kept; None is half of the machine's memory. Weights used
             without conversion count too: their mapped pages are let go when they are forgotten.
+
     Raises:
         ConfigError: if the budget is negative.
     """
@@ -35,7 +36,7 @@ class WeightStore:
 
     def fits(self, stored: StoredTensor) -> bool:
         """Whether a weight can be held at all."""
-        return int(np.prod(stored.shape)) * self.dtype.itemsize <= self.budget_bytes
+        return stored.size * self.dtype.itemsize <= self.budget_bytes
 
     def get(self, stored: StoredTensor) -> Floats:
         """Return a weight, dequantized, in the store's dtype; it must not be written.

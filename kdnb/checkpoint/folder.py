@@ -37,11 +37,12 @@ class TensorFolder(Mapping[str, StoredTensor]):
         path: The folder.
         prefix: Stands before the names on disk and is taken off.
         shard: The part to read.
+
     Raises:
         CheckpointError: if files are missing or damaged, or the index does not fit them.
     """
 
-    def __init__(self, path: str | os.PathLike[str], prefix: str = "", shard: Shard = Shard()) -> None:  # noqa: B008
+    def __init__(self, path: str | os.PathLike[str], prefix: str = "", shard: Shard = Shard()) -> None:
         self.path = Path(path)
         self.shard = shard
         self._files = _open_files(self.path)
@@ -70,6 +71,7 @@ class TensorFolder(Mapping[str, StoredTensor]):
         Args:
             expected: Shape of every tensor.
             is_ignored: Names that may be there without being expected.
+
         Raises:
             CheckpointError: one error that lists all that is missing, extra, misshapen, or stored in a
                 way that cannot be read.

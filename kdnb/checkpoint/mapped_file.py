@@ -58,6 +58,7 @@ class MappedFile:
 
     Args:
         path: The file.
+
     Raises:
         CheckpointError: if it is missing, truncated, or its header is damaged.
     """

@@ -17,6 +17,7 @@ def dequantize_int4(packed: HostArray, scale: HostArray, columns: int) -> Float3
             lowest nibble first, stored as q + 8.
         scale: float [rows, columns / group_size]; one factor per group of columns.
         columns: Columns of the weight.
+
     Returns:
         float32 [rows, columns], exactly q * scale with q in [-8, 7].
     Source: the compressed-tensors format "pack-quantized".
@@ -40,12 +41,12 @@ def dequantize_fp8(quantized: HostArray, scale_inv: HostArray, first_row: int = 
         quantized: float8_e4m3fn [rows, columns].
         scale_inv: [ceil(all rows / 128), ceil(columns / 128)]; despite its name it multiplies.
         first_row: Which row of the whole weight row 0 is.
+
     Returns:
         float32 [rows, columns].
     Source: DeepSeek-V3's README_WEIGHTS.
     """
-    rows, columns = quantized.shape
-    of_row = (first_row + np.arange(rows)) // FP8_BLOCK
+    of_row = (first_row + np.arange(len(quantized))) // FP8_BLOCK
     scales = np.asarray(scale_inv, dtype=np.float32)[of_row]
     out = quantized.astype(np.float32)
     for block in range(scale_inv.shape[1]):

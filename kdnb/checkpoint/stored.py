@@ -1,5 +1,6 @@
 """A weight as a checkpoint stores it, dequantized when it is read."""
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ class StoredTensor:
         name: The weight's name without the checkpoint's prefix, ending in ".weight" or the like.
         parts: What is stored: {"weight"}, {"weight_packed", "weight_scale", "weight_shape"} or
             {"weight", "weight_scale_inv"}.
+
     Raises:
         CheckpointError: if the parts do not fit each other; the message gives the shapes.
     """
@@ -37,6 +39,7 @@ class StoredTensor:
             self.kind, self.shape = "fp8", self._fp8_shape()
         else:
             self.kind, self.shape = "plain", parts["weight"].shape
+        self.size = math.prod(self.shape)
 
     def __repr__(self) -> str:
         return f"StoredTensor({self.name!r}, {list(self.shape)}, {self.kind})"
@@ -56,11 +59,6 @@ class StoredTensor:
         """Bytes on disk, scales included."""
         return sum(entry.stop - entry.start for entry in self._parts.values())
 
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
     def parts(self) -> dict[str, HostArray]:
         """The stored arrays as read-only views, for backends that keep them packed."""
         return {name: entry.array for name, entry in self._parts.items()}
@@ -70,6 +68,7 @@ class StoredTensor:
 
         Args:
             dtype: numpy float dtype of the result.
+
         Returns:
             A read-only view of the file where it stores just this dtype, otherwise a new array, after
             which the file's pages are let go.
@@ -89,6 +88,7 @@ class StoredTensor:
 
         Args:
             rows: int [count].
+
         Returns:
             [count, columns]: float64 from a float64 file, otherwise float32.
         """

@@ -56,6 +56,7 @@ def copy_notebooks(folder: Path) -> dict[str, list[str]]:
 
     Returns:
         {"copied": names, "kept": names of files that are there already and differ}.
+
     Raises:
         ConfigError: if the folder cannot be written.
     """

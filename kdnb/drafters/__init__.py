@@ -22,8 +22,10 @@ def load_drafter(path: str | Path, target: "Target") -> Drafter:
     Args:
         path: A DFlash folder (z-lab's format), the name of a shipped one ("tiny", "golden"), or "ngram".
         target: The target it will draft for.
+
     Returns:
         Drafter.
+
     Raises:
         ConfigError: if the folder or name does not exist, or is no DFlash drafter.
         CheckpointError: if its tensors are missing or misshapen.

@@ -19,13 +19,15 @@ class Drafter(Protocol):
     The loop calls `start` once, then `commit` for every chunk of the prompt, and in each round
     `draft` and, with what the target kept, `commit`.
 
-    Args:
-        max_depth: Depths below the root it can reach.
-        tap_names: Values of the target's forward it wants to see, from `target.tap_names`.
     """
 
-    max_depth: int
-    tap_names: tuple[str, ...]
+    @property
+    def max_depth(self) -> int:
+        """Depths below the root it can reach."""
+
+    @property
+    def tap_names(self) -> tuple[str, ...]:
+        """Values of the target's forward it wants to see, from `target.tap_names`."""
 
     def start(self, target: "Target") -> None:
         """Begin a new sequence: forget the last one; raise DrafterError if the target does not fit."""

@@ -72,6 +72,7 @@ class DFlash:
         tensors: Its weights, z-lab's names.
         target: The target it was trained for.
         name: What to call it in traces.
+
     Raises:
         DrafterError: if it does not fit the target; the message gives both numbers.
         CheckpointError: if tensors are missing or misshapen.
@@ -200,7 +201,8 @@ class DFlash:
             return None
         first, size = self.context_len, self.config.block_size
         queries = np.arange(first, first + size)[:, None]
-        return np.abs(queries - np.arange(first + size)[None, :]) < window
+        near: Bool = np.abs(queries - np.arange(first + size)[None, :]) < window
+        return near
 
 
 def _layer(load: Callable[[str], Weight], index: int) -> DFlashLayer:

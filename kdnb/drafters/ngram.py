@@ -36,6 +36,7 @@ class NGram:
         max_depth: Tokens copied from each place.
         max_n: Longest match looked for.
         min_n: Shortest match that counts.
+
     Raises:
         ConfigError: if the numbers are not 1 <= min_n <= max_n and max_depth >= 1.
     Source: prompt lookup decoding (Saxena 2023), as a tree.

@@ -27,6 +27,7 @@ class NoisyOracle:
         max_depth: Tokens to run ahead.
         noise: Standard deviation added to each logit.
         seed: Of that noise.
+
     Raises:
         ConfigError: if max_depth or noise is out of range.
     """

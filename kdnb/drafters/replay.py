@@ -27,6 +27,7 @@ class Replay:
         block_size: Rows of a block: it proposes block_size - 1 tokens at once.
         error_rate: Share of positions where it proposes a wrong token instead, in [0, 1].
         seed: Which positions those are.
+
     Raises:
         ConfigError: if a value is out of range.
     """
@@ -55,7 +56,10 @@ class Replay:
         self._vocab_size = 0
 
     def __repr__(self) -> str:
-        return f"Replay({len(self._text)} tokens, block_size={self.max_depth + 1}, error_rate={self._error_rate})"
+        return (
+            f"Replay({len(self._text)} tokens, block_size={self.max_depth + 1}, "
+            f"error_rate={self._error_rate})"
+        )
 
     def start(self, target: "Target") -> None:
         """Begin a new sequence; see Drafter."""

@@ -66,8 +66,10 @@ def build_tree(
         log_probs: float32 [max_depth, vocab_size]; the drafter's marginals.
         node_budget: Drafted nodes, the root not counted.
         policy: A name or a TreePolicy.
+
     Returns:
         DraftTree; its root is -1 (see DraftTree.with_root).
+
     Raises:
         ConfigError: if the budget or the policy cannot be used.
         DrafterError: if log_probs have another shape, or hold NaN.

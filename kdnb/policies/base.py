@@ -19,6 +19,7 @@ class TreePolicy(Protocol):
         Args:
             draft: The drafter's marginals; `draft.root_id` is the root.
             node_budget: Drafted nodes allowed, the root not counted; 0 is a root-only tree.
+
         Returns:
             DraftTree with at most node_budget + 1 nodes.
         """
@@ -39,6 +40,7 @@ def check_tree(tree: object, root_id: int, node_budget: int, vocab_size: int) ->
         root_id: The last emitted token.
         node_budget: Drafted nodes allowed.
         vocab_size: The target's.
+
     Raises:
         PolicyError: if it is no DraftTree, has another root, too many nodes, or an unknown token.
     """

@@ -19,6 +19,7 @@ class EagleRerank:
 
     Args:
         top_k: Width of the beam, 1 or more.
+
     Raises:
         ConfigError: if it is less.
     Source: Li et al. 2024 (arXiv:2406.16858), expansion and reranking.

@@ -22,6 +22,7 @@ class Sampled:
     Args:
         children: Children per node at depth 0, 1, ...; the last one holds for deeper nodes.
         temperature: Of the drafter's distribution; greater than 0.
+
     Raises:
         ConfigError: if a value is out of range.
     Source: SpecInfer, Miao et al. 2023 (arXiv:2305.09781); draws by Gumbel top-k, Kool et al. 2019.

@@ -17,6 +17,7 @@ class Static:
         choices: Rank paths: (0,) is the best token, (0, 1) the second best below it, ... Every path's
             beginnings must be there too. The first node_budget of them are used, shorter paths first,
             then lexicographically; paths beyond the draft's depth or vocabulary are left out.
+
     Raises:
         ConfigError: if a path is empty, repeated, negative, or its beginning is missing.
     Source: Medusa's and EAGLE-1's choices lists.

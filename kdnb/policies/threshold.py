@@ -19,6 +19,7 @@ class Threshold:
 
     Args:
         min_prob: In (0, 1].
+
     Raises:
         ConfigError: if it is not.
     """
@@ -34,7 +35,8 @@ class Threshold:
         check_node_budget(node_budget)
         ids, log_probs = draft.top_k(node_budget)
         tree = tree_build(ids, log_probs, node_budget, draft.root_id)
-        assert tree.scores is not None and tree.ranks is not None
+        assert tree.scores is not None
+        assert tree.ranks is not None
         assert tree.draft_log_probs is not None
         # best-first order: what is probable enough comes first
         kept = 1 + int((tree.scores[1:] >= np.log(self.min_prob)).sum())

@@ -12,17 +12,19 @@ def draft_attention(
 
     Args:
         query: [rows, heads, head_dim].
-        keys: [keys, kv_heads, head_dim]; kv_heads divides heads, head h reads kv head h // (heads / kv_heads).
+        keys: [keys, kv_heads, head_dim]; kv_heads divides heads, and head h reads kv head
+            h // (heads / kv_heads).
         values: [keys, kv_heads, head_dim].
         softmax_scale: Factor on the scores.
         visible: bool [rows, keys] or None for all visible.
+
     Returns:
         [rows, heads * head_dim].
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
-    grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-    grouped = grouped.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
+    by_group = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+    grouped = by_group.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
     scores: Floats = grouped @ keys.transpose(1, 2, 0)
     scores *= query.dtype.type(softmax_scale)
     if visible is not None:

@@ -25,6 +25,7 @@ def experts(
         topk_weight: [rows, k]; multiplies an expert's output.
         weights: weights(expert, "gate" | "up" | "down") -> [out, in]; called only for experts in use.
         by_row: See kdnb.reference.
+
     Returns:
         [rows, hidden_size].
     Source: DeepSeek-V3 (arXiv:2412.19437) eq. 12; the sum runs over k in routing order.
@@ -32,8 +33,10 @@ def experts(
     rows, k = topk_index.shape
     slots = topk_index.reshape(-1)
     order = np.argsort(slots, kind="stable")  # slots of one expert side by side
-    chosen, starts = np.unique(slots[order], return_index=True)
-    groups = list(zip(chosen.tolist(), starts.tolist(), [*starts[1:].tolist(), rows * k], strict=True))
+    counts = np.bincount(slots)
+    chosen = np.flatnonzero(counts)
+    stops = np.cumsum(counts[chosen])
+    groups = list(zip(chosen.tolist(), (stops - counts[chosen]).tolist(), stops.tolist(), strict=True))
     gathered = x[order // k]
 
     def grouped(rows_in: Floats, part: str) -> Floats:

@@ -13,6 +13,7 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, rope: RopeRows) -> Flo
         weight: [head_dim], shared by the heads.
         eps: Epsilon of the norm.
         rope: Cosines and sines of the rows, [rows, head_dim / 2].
+
     Returns:
         [rows, heads, head_dim].
     """

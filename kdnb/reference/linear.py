@@ -11,6 +11,7 @@ def linear(x: Floats, weight: Floats, bias: Floats | None = None, *, by_row: boo
         weight: [out, in].
         bias: [out] or None.
         by_row: Multiply each row alone, so that its result is that of a one-row call bit for bit.
+
     Returns:
         [rows, out].
     Error: one and many rows differ by BLAS's summation order, about 1e-6 relative in float32.

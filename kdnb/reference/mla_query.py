@@ -15,6 +15,7 @@ def mla_query(q: Floats, w_uk: Floats, rope: RopeRows, *, interleaved: bool, by_
         rope: Cosines and sines of the rows.
         interleaved: The checkpoint's `rope_interleave`.
         by_row: See kdnb.reference.
+
     Returns:
         [rows, heads, kv_lora_rank + qk_rope_head_dim]; its dot product with a cache row is the score.
     Source: DeepSeek-V2 (arXiv:2405.04434) section 2.1, the absorbed form.

@@ -10,6 +10,7 @@ def mla_value(context: Floats, w_uv: Floats, *, by_row: bool = False) -> Floats:
         context: [rows, heads, kv_lora_rank].
         w_uv: [heads, v_head_dim, kv_lora_rank], the value half of kv_b_proj.
         by_row: See kdnb.reference.
+
     Returns:
         [rows, heads * v_head_dim], the input of o_proj.
     Source: DeepSeek-V2 (arXiv:2405.04434) section 2.1, the absorbed form.

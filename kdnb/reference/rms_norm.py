@@ -12,12 +12,16 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
         x: [..., size].
         weight: [size].
         eps: Added to the mean square.
+
     Returns:
         [..., size].
     Source: Zhang & Sennrich 2019 (arXiv:1910.07467), eq. 4.
     """
-    mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    normed: Floats = weight * (x / np.sqrt(mean_square + x.dtype.type(eps)))
+    scale = np.add.reduce(x * x, axis=-1, keepdims=True)
+    scale /= x.shape[-1]
+    scale += x.dtype.type(eps)
+    normed: Floats = x / np.sqrt(scale, out=scale)
+    normed *= weight
     return normed
 
 
@@ -29,6 +33,7 @@ def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: float) -> tuple[
         delta: [rows, hidden_size], what the layer adds.
         weight: [hidden_size].
         eps: Added to the mean square.
+
     Returns:
         (x + delta, rms_norm(x + delta)).
     """

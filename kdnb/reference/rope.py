@@ -24,6 +24,7 @@ def rope_rows(
         positions: int [rows], absolute positions.
         attention_scaling: Factor on cos and sin (YaRN's attention_factor).
         dtype: dtype of the result.
+
     Returns:
         RopeRows, each [rows, dim / 2].
     Source: the angle is a float32 product, as in the models' own code; so trained weights expect it.
@@ -40,6 +41,7 @@ def rotate_interleaved(x: Floats, rows: RopeRows) -> Floats:
     Args:
         x: [rows, heads, dim].
         rows: Cosines and sines of the rows.
+
     Returns:
         [rows, heads, dim] in de-interleaved order: dot products of two such rows are unchanged by it.
     """

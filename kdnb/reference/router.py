@@ -39,6 +39,7 @@ def route(
         bias: [n_routed_experts] e_score_correction_bias or None. It moves the choice, not the weights.
         spec: The model's routing rules.
         by_row: See kdnb.reference.
+
     Returns:
         Routing; experts in descending order of the score they were chosen by, ties to the lower id.
     Source: DeepSeek-V3 (arXiv:2412.19437) section 2.1.2; DeepSeek-V2 (arXiv:2405.04434) section 2.2.
@@ -49,9 +50,9 @@ def route(
     if spec.topk_method != "greedy" and spec.n_group > 1:
         choice = _keep_groups(choice, spec)
     topk_index = np.argsort(-choice, axis=1, kind="stable")[:, : spec.num_experts_per_tok]
-    topk_weight = np.take_along_axis(scores, topk_index, axis=1)
+    topk_weight = scores[np.arange(len(scores))[:, None], topk_index]
     if spec.norm_topk_prob:
-        topk_weight = topk_weight / (topk_weight.sum(axis=1, keepdims=True) + 1e-20)
+        topk_weight = topk_weight / (np.add.reduce(topk_weight, axis=1, keepdims=True) + 1e-20)
     topk_weight = topk_weight * topk_weight.dtype.type(spec.routed_scaling_factor)
     return Routing(logits, topk_index.astype(np.int32), topk_weight)
 

@@ -11,6 +11,7 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
     Args:
         gate: [rows, intermediate].
         up: [rows, intermediate].
+
     Returns:
         [rows, intermediate].
     Source: Shazeer 2020 (arXiv:2002.05202).

@@ -12,8 +12,10 @@ def top_k(logits: Floats, k: int) -> Int32:
     Args:
         logits: [rows, vocab_size], without NaN.
         k: How many; capped at vocab_size.
+
     Returns:
         int32 [rows, min(k, vocab_size)].
+
     Raises:
         ShapeError: if a value is NaN.
     Cost: a partition per row, not a sort of the vocabulary.
@@ -48,8 +50,10 @@ def top_k_log_probs(logits: Floats, k: int) -> tuple[Int32, Float32]:
     Args:
         logits: [rows, vocab_size].
         k: How many; capped at vocab_size.
+
     Returns:
         ids int32 and log-probs float32, each [rows, k]; ranked by logit, ties to the lower id.
+
     Raises:
         ShapeError: if a logit is NaN.
     """

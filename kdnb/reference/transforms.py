@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kdnb.arrays import Floats
+from kdnb.arrays import Floats, Int32
 from kdnb.reference.top_k import log_sum_exp, top_k
 
 
@@ -14,11 +14,12 @@ def transform_logits(logits: Floats, temperature: float, keep: int, top_p: float
         temperature: Greater than 0.
         keep: Tokens kept by top-k; 0 keeps all.
         top_p: Keep the fewest best tokens whose probabilities (after top-k) reach this sum.
+
     Returns:
         float64 [rows, vocab_size]; hidden tokens are -inf. Ties at a border go to the lower id.
     Source: the order of transformers' logits warpers.
     """
-    scaled = logits.astype(np.float64) / temperature
+    scaled: Floats = logits.astype(np.float64) / temperature
     vocab_size = scaled.shape[1]
     if 0 < keep < vocab_size:
         scaled = _keep_only(scaled, top_k(scaled, keep))
@@ -34,7 +35,7 @@ def transform_logits(logits: Floats, temperature: float, keep: int, top_p: float
     return scaled
 
 
-def _keep_only(scaled: Floats, ids: Floats) -> Floats:
+def _keep_only(scaled: Floats, ids: Int32) -> Floats:
     out = np.full_like(scaled, -np.inf)
     np.put_along_axis(out, ids, np.take_along_axis(scaled, ids, axis=1), axis=1)
     return out

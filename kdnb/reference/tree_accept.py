@@ -14,8 +14,10 @@ def accept(tree: DraftTree, next_ids: HostArray) -> Acceptance:
     Args:
         tree: Draft tree; node 0 is the root.
         next_ids: int [num_nodes]; the target's choice after each node.
+
     Returns:
         Acceptance with the kept nodes, root first, and the first choice outside the tree as bonus.
+
     Raises:
         ShapeError: if next_ids and tree disagree on the node count.
     Exact: integer op; every backend must agree bit for bit.

@@ -21,6 +21,7 @@ def tree_build(
         node_budget: Drafted nodes, the root not counted.
         root_id: Token of the root.
         spine: Take this many nodes of the all-rank-0 path first, whatever their score.
+
     Returns:
         DraftTree; nodes sorted by (-score, rank tuple), score = float64 sum of the float32 log-probs
         from the root down, equal scores to the lexicographically smaller rank tuple.
@@ -64,6 +65,7 @@ def tree_of(nodes: list[Node], top_ids: Int32, top_log_probs: Float32, root_id: 
         top_ids: int32 [max_depth, k].
         top_log_probs: float32 [max_depth, k].
         root_id: Token of the root.
+
     Returns:
         DraftTree in the given order.
     """

@@ -29,6 +29,7 @@ def verify_attention(
         kv_lora_rank: Columns of a cache row that are values.
         by_row: See kdnb.reference; each query then reads its visible rows gathered in order, as if
             nothing else had ever been in the window.
+
     Returns:
         [rows, heads, kv_lora_rank].
     Exact: an explicit causal mask gives the same bits as None.
@@ -55,7 +56,7 @@ def verify_attention(
             mask = mask[:, : int(np.flatnonzero(mask.any(axis=0))[-1]) + 1]
         keys = cache_rows[: prefix_len + mask.shape[1]]
         hidden = None
-        if not mask.all():
+        if rows > 1 and not mask.all():
             hidden = np.zeros((stop - start, 1, len(keys)), dtype=query.dtype)
             hidden[:, 0, prefix_len:][~mask] = -np.inf
         flat = query[start:stop].reshape(-1, width)
@@ -73,8 +74,8 @@ def _attend(
     if hidden is not None:
         by_tile = scores.reshape(hidden.shape[0], -1, scores.shape[1])
         by_tile += hidden
-    scores -= scores.max(axis=1, keepdims=True)
+    scores -= np.maximum.reduce(scores, axis=1, keepdims=True)
     np.exp(scores, out=scores)
     context: Floats = scores @ keys[:, :kv_lora_rank]
-    context /= scores.sum(axis=1, keepdims=True)
+    context /= np.add.reduce(scores, axis=1, keepdims=True)
     return context

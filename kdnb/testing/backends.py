@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+
 from kdnb.arrays import HostArray
 from kdnb.backends.base import Backend
 from kdnb.drafters import load_drafter
@@ -22,6 +23,7 @@ def check_backend(backend: Backend, tolerance: float = 1e-4) -> None:
         backend: The backend to judge.
         tolerance: Largest absolute difference of values whose root mean square is about 1 to 10;
             integers and copies must agree exactly.
+
     Raises:
         CheckFailed: at the first difference; the message names the op or tapped value and where.
     """

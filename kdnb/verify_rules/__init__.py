@@ -30,6 +30,7 @@ def resolve(
         top_k: Of sampling.
         top_p: Of sampling.
         verify_rule: Returned as it is; it brings its own parameters.
+
     Raises:
         ConfigError: if a value is out of range, or both a rule and sampling parameters are given.
     """

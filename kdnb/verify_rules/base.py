@@ -15,7 +15,9 @@ from kdnb.tree import DraftTree
 class VerifyRule(Protocol):
     """Decides which nodes are kept. A lossless rule emits what the target alone would."""
 
-    lossless: bool
+    @property
+    def lossless(self) -> bool:
+        """Whether the emitted text follows the target's own distribution."""
 
     def __call__(self, tree: DraftTree, target_logits: Floats, noise: Noise) -> Acceptance:
         """Accept a path.
@@ -24,6 +26,7 @@ class VerifyRule(Protocol):
             tree: The verified tree.
             target_logits: float [num_nodes, vocab_size]; after each node.
             noise: The round's noise.
+
         Returns:
             Acceptance.
         """

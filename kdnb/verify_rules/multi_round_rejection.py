@@ -29,6 +29,7 @@ class MultiRoundRejection:
         temperature: Of the target; greater than 0.
         top_k: As SampleAndWalk.
         top_p: As SampleAndWalk.
+
     Raises:
         ConfigError: if a value is out of range.
     Source: Miao et al. 2023 (arXiv:2305.09781) algorithm 2, with draws without replacement as in

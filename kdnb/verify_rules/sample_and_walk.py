@@ -26,6 +26,7 @@ class SampleAndWalk:
         temperature: Greater than 0.
         top_k: Sample among this many best tokens; 0 is all.
         top_p: Sample among the fewest best tokens whose probabilities reach this sum.
+
     Raises:
         ConfigError: if a value is out of range.
     Source: the Gumbel-max trick, Maddison et al. 2014 (arXiv:1411.0030).

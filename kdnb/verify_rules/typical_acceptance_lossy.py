@@ -23,6 +23,7 @@ class TypicalAcceptanceLossy:
     Args:
         epsilon: A token with at least this target probability passes.
         delta: So does one above delta * exp(-entropy), whichever bar is lower.
+
     Raises:
         ConfigError: if a value is not in (0, 1].
     Source: Cai et al. 2024 (arXiv:2401.10774) section 2.3.1; greedy choice of the bonus token.

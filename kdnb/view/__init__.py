@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bundle"]
 
+MAX_NODES = 200  # nodes in a notebook's drawing; tree_svg and round_svg draw all
+
 
 def bundle(shown: "DraftTree | RoundTrace | Run") -> dict[str, str]:
     """What a notebook stores of an object: a drawing for the eye and one for everything else.
@@ -26,7 +28,7 @@ def bundle(shown: "DraftTree | RoundTrace | Run") -> dict[str, str]:
     if isinstance(shown, Run):
         picture, words = svg.run_svg(shown), text.run_table(shown, times=False)
     elif isinstance(shown, RoundTrace):
-        picture, words = svg.round_svg(shown), text.draw_round(shown, times=False)
+        picture, words = svg.round_svg(shown, max_nodes=MAX_NODES), text.draw_round(shown, times=False)
     else:
-        picture, words = svg.tree_svg(shown), text.draw_tree(shown)
+        picture, words = svg.tree_svg(shown, max_nodes=MAX_NODES), text.draw_tree(shown)
     return {"image/svg+xml": picture, "text/plain": words}

@@ -1,6 +1,6 @@
 """Where the nodes of a tree are drawn: depth across, siblings below each other."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def tidy_rows(parents: Sequence[int]) -> list[float]:
@@ -11,6 +11,7 @@ def tidy_rows(parents: Sequence[int]) -> list[float]:
 
     Args:
         parents: Parent of every node; -1 for the root, parents[i] < i.
+
     Returns:
         The row of every node, the topmost 0.
     Source: Reingold and Tilford 1981, "Tidier drawings of trees".
@@ -47,3 +48,26 @@ def tidy_rows(parents: Sequence[int]) -> list[float]:
     rows = [row[node] + base[node] for node in range(count)]
     top = min(rows)
     return [value - top for value in rows]
+
+
+def hidden_below(parents: Sequence[int], kept: Collection[int], most: int) -> list[int]:
+    """Choose the nodes of a big tree that are drawn: the accepted path, then the first ones.
+
+    Args:
+        parents: Parent of every node; parents come before their children.
+        kept: Nodes of the accepted path.
+        most: Nodes to draw, unless the path is longer.
+
+    Returns:
+        Per node how many of its descendants are left out just below it; -1 for a node that is left out.
+    """
+    shown = {0, *kept}
+    for node in range(len(parents)):
+        if len(shown) >= most:
+            break
+        shown.add(node)
+    below = [0] * len(parents)
+    for node in range(len(parents) - 1, 0, -1):
+        if node not in shown:
+            below[parents[node]] += 1 + below[node]
+    return [count if node in shown else -1 for node, count in enumerate(below)]

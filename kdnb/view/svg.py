@@ -9,7 +9,7 @@ from kdnb.tree import DraftTree
 from kdnb.view.glyphs import shorten
 from kdnb.view.svg_mask import mask_panel
 from kdnb.view.svg_parts import Panel, beside, document, escape, label, label_width, num
-from kdnb.view.svg_tree import NODE_HEIGHT, SMALL_TREE, Shown, describe_node, tree_panel
+from kdnb.view.svg_tree import NODE_HEIGHT, Shown, describe_node, tree_panel
 from kdnb.view.text import TokenText, engine_visible, path_nodes
 
 ROOM = 1080.0  # width of a picture, unless a tree is wider
@@ -26,6 +26,7 @@ def tree_svg(
     next_ids: Int32 | None = None,
     *,
     mask: bool = True,
+    max_nodes: int | None = None,
 ) -> str:
     """Draw a tree, with its mask beside it.
 
@@ -35,28 +36,39 @@ def tree_svg(
         accepted: Nodes of the kept path, root first, or None.
         next_ids: int32 [num_nodes]; the target's choices, or None.
         mask: Whether to draw the visibility mask.
+        max_nodes: Nodes to draw at the most, the accepted path first; None draws all.
+
     Returns:
         SVG text; the same arguments always give the same text.
+
     Raises:
         ShapeError: if accepted holds a node that the tree has not.
     """
     path = path_nodes(tree, accepted)
     shown = Shown(tree, shower(token_text), tuple(path), next_ids)
     title = f"Draft tree: {tree.num_nodes - 1} drafted nodes, depth {tree.max_depth}"
-    panels = [tree_panel(shown)]
+    panels = [tree_panel(shown, max_nodes)]
     if mask and tree.num_nodes > 1:
         panels.append(mask_panel(shown, tree.visible))
     rows = [beside(panels, GAP, ROOM), _note(_legend(shown))]
     return document(beside(rows, 10, 0), title, _describe(shown))
 
 
-def round_svg(trace: RoundTrace, token_text: TokenText | None = None, *, times: bool = False) -> str:
+def round_svg(
+    trace: RoundTrace,
+    token_text: TokenText | None = None,
+    *,
+    times: bool = False,
+    max_nodes: int | None = None,
+) -> str:
     """Draw a round: tree, accepted path, mask, and the tokens it emitted.
 
     Args:
         trace: The round.
         token_text: Visible form of a token id; None shows ids.
         times: Whether to show the time of each stage, which differs from run to run.
+        max_nodes: Nodes to draw at the most, the accepted path first; None draws all.
+
     Returns:
         SVG text; without times the same round always gives the same text. The mask is the one the
         backend was given, where recorded; cells that differ from the tree's are red.
@@ -71,7 +83,7 @@ def round_svg(trace: RoundTrace, token_text: TokenText | None = None, *, times: 
         trace.bonus_id,
         trace.prefix_len,
     )
-    panels = [tree_panel(shown)]
+    panels = [tree_panel(shown, max_nodes)]
     if tree.num_nodes > 1:
         used = engine_visible(trace)
         wrong = None if used is None else used != tree.visible
@@ -92,6 +104,7 @@ def run_svg(run: Run) -> str:
 
     Args:
         run: The run.
+
     Returns:
         SVG text; the same tokens and rounds always give the same text.
     """
@@ -143,8 +156,8 @@ def _note(text: str) -> Panel:
 def _legend(shown: Shown) -> str:
     """What the signs of a tree mean, as far as they occur."""
     signs = []
-    if shown.tree.draft_log_probs is not None and shown.tree.num_nodes <= SMALL_TREE:
-        signs.append("number in a node: draft probability in percent; before it: node")
+    if shown.tree.draft_log_probs is not None and shown.is_small:
+        signs.append("in a node: its index, its token, its draft probability in percent")
     if shown.tree.scores is not None:
         signs.append("edge width: probability of the path")
     if shown.path and shown.next_ids is not None:
@@ -176,7 +189,7 @@ def _strip(rounds: Sequence[RoundTrace], show: Callable[[int], str], room: float
                 f'<g class="{kind}"><title>{escape(tip)}</title>'
                 f'<rect x="{num(x)}" y="{num(y - NODE_HEIGHT / 2)}" width="{num(width - 1)}" '
                 f'height="{num(NODE_HEIGHT)}" rx="2"/>'
-                + label(x + (width - 1) / 2, y + 4, text, anchor="middle")
+                + label(x + (width - 1) / 2, y + 4, text, "token", "middle")
                 + "</g>"
             )
             x += width

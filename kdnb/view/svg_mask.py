@@ -26,6 +26,7 @@ def mask_panel(shown: Shown, visible: Bool, wrong: Bool | None = None) -> Panel:
         shown: The tree.
         visible: bool [num_nodes, num_nodes]; the mask to draw.
         wrong: Cells that are not as the tree would have them, or None.
+
     Returns:
         Panel.
     """

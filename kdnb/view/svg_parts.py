@@ -13,12 +13,12 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # Every colour can be set from outside by a variable of its name. Node labels stand on a fill of their
 # own, and what stands on the page is of middle brightness: legible on light and on dark.
 LIGHT = {
-    "ink": "#636d7a",
+    "ink": "#6c7683",
     "line": "#9aa5b1",
     "node": "#edf0f4",
     "node-line": "#aab4c0",
     "node-ink": "#1f2733",
-    "kept": "#0f766e",
+    "kept": "#0d7f75",
     "kept-ink": "#ffffff",
     "bonus": "#fdf0d9",
     "bonus-line": "#c2740c",
@@ -46,12 +46,13 @@ RULES = """\
 .kdnb .edge.bonus{stroke:var(--k-bonus-line);stroke-dasharray:4 3}
 .kdnb .node rect{fill:var(--k-node);stroke:var(--k-node-line)}
 .kdnb .node text{fill:var(--k-node-ink)}
-.kdnb .node .prob{font-size:8px;opacity:.7}
+.kdnb .node .prob,.kdnb .node .index{font-size:8px;font-weight:400;opacity:.75}
 .kdnb .node.kept rect{fill:var(--k-kept);stroke:var(--k-kept)}
-.kdnb .node.kept text{fill:var(--k-kept-ink);font-weight:700}
+.kdnb .node.kept text{fill:var(--k-kept-ink)}
+.kdnb .node.kept .token{font-weight:700}
 .kdnb .node.bonus rect{fill:var(--k-bonus);stroke:var(--k-bonus-line);stroke-dasharray:4 3}
-.kdnb .node.bonus text{fill:var(--k-bonus-ink);font-weight:700}
-.kdnb .node text.index{font-size:7px;font-weight:400;fill:var(--k-ink)}
+.kdnb .node.bonus text{fill:var(--k-bonus-ink)}
+.kdnb .node.bonus .token{font-weight:700}
 .kdnb .node.cut{opacity:.45}
 .kdnb .cells{fill:var(--k-line)}
 .kdnb .cells.kept{fill:var(--k-kept)}
@@ -79,7 +80,7 @@ class Panel:
 
 
 def escape(text: str) -> str:
-    """Text for an XML element or attribute; characters that XML forbids become \\xNN."""
+    """Text for an XML element or attribute; characters that XML forbids become "\\" and "xNN"."""
     allowed = NO_XML.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
     for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         allowed = allowed.replace(char, entity)
@@ -125,6 +126,7 @@ def document(panel: Panel, title: str, description: str, margin: float = 10) -> 
         title: Its accessible name.
         description: What it shows, in words.
         margin: Room around the panel.
+
     Returns:
         SVG text; the same arguments always give the same text.
     """

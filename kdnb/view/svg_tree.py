@@ -4,12 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from kdnb.arrays import Float32, Int32
 from kdnb.tree import DraftTree
 from kdnb.view.glyphs import shorten
-from kdnb.view.layout import tidy_rows
+from kdnb.view.layout import hidden_below, tidy_rows
 from kdnb.view.svg_parts import Panel, escape, label, label_width, num
 
 NODE_HEIGHT = 18.0
@@ -46,37 +44,76 @@ class Shown:
         """A node's token."""
         return self.token_text(int(self.tree.token_ids[node]))
 
+    def short(self, node: int) -> str:
+        """A node's token as far as there is room for it."""
+        return shorten(self.token(node), MAX_TOKEN)
 
-def tree_panel(shown: Shown) -> Panel:
-    """Draw the nodes by depth from left to right, the accepted path heavy and filled."""
+    @property
+    def is_small(self) -> bool:
+        """Whether there is room for numbers beside the tokens."""
+        return self.tree.num_nodes <= SMALL_TREE
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a node is drawn: its left edge, the middle of its height, its width."""
+
+    x: float
+    y: float
+    width: float
+
+    @property
+    def right(self) -> float:
+        """Its right edge."""
+        return self.x + self.width
+
+    def rect(self, corner: float, line: float) -> str:
+        """Its outline."""
+        return (
+            f'<rect x="{num(self.x)}" y="{num(self.y - NODE_HEIGHT / 2)}" width="{num(self.width)}" '
+            f'height="{num(NODE_HEIGHT)}" rx="{num(corner)}" stroke-width="{num(line)}"/>'
+        )
+
+
+def tree_panel(shown: Shown, max_nodes: int | None = None) -> Panel:
+    """Draw the nodes by depth from left to right, the accepted path heavy and filled.
+
+    Args:
+        shown: The tree.
+        max_nodes: Nodes to draw at the most; None draws all.
+
+    Returns:
+        Panel; where nodes are left out, their number stands behind the node above them.
+    """
     tree = shown.tree
+    parents = tree.parents.tolist()
+    hidden = hidden_below(parents, shown.path, max_nodes or tree.num_nodes)
+    nodes = [node for node, count in enumerate(hidden) if count >= 0]
+    index_of = {node: index for index, node in enumerate(nodes)}
     pitch = NODE_HEIGHT + (8 if tree.num_nodes <= SMALL_TREE else 3)
-    texts = [shorten(shown.token(node), MAX_TOKEN) for node in range(tree.num_nodes)]
-    probs = _percents(tree)
-    widths = [
-        max(NODE_HEIGHT + 4, label_width(text) + 12) + (label_width(prob, 8) + 3 if prob else 0)
-        for text, prob in zip(texts, probs, strict=True)
+    boxes: dict[int, Box] = {}
+    left = _columns(shown, nodes)
+    rows = tidy_rows([index_of.get(parents[node], -1) for node in nodes])
+    for node, row in zip(nodes, rows, strict=True):
+        y = HEAD + NODE_HEIGHT / 2 + row * pitch
+        boxes[node] = Box(left[int(tree.depths[node])], y, _width(shown, node))
+    elements = [
+        label(x, 10, f"depth {depth}" if depth else "root", "small") for depth, x in enumerate(left[:-1])
     ]
-    depths = tree.depths.tolist()
-    left = _columns(depths, widths, shown)
-    rows = [HEAD + NODE_HEIGHT / 2 + row * pitch for row in tidy_rows(tree.parents.tolist())]
-    place = [(left[depth], row) for depth, row in zip(depths, rows, strict=True)]
-    heads = [
-        label(left[depth], 10, "root" if depth == 0 else f"depth {depth}", "small")
-        for depth in range(tree.max_depth + 1)
-    ]
-    nodes = [
-        _node(shown, node, place[node], widths[node], texts[node], probs[node])
-        for node in range(tree.num_nodes)
-    ]
-    elements = [*heads, *_edges(shown, place, widths), *nodes]
-    width = max(x + w for (x, _), w in zip(place, widths, strict=True))
-    height = max(rows) + NODE_HEIGHT / 2
+    elements += _edges(shown, boxes)
+    width, height = 0.0, 0.0
+    for node, box in boxes.items():
+        elements.append(_node(shown, node, box))
+        width, height = max(width, box.right), max(height, box.y)
+        if hidden[node]:
+            more = f"+{hidden[node]} more"
+            elements.append(label(box.right + 4, box.y + 3, more, "small"))
+            width = max(width, box.right + 4 + label_width(more, 9))
     if shown.bonus_id is not None and shown.path:
-        bonus, right, low = _bonus(shown, place, widths, left, rows, pitch)
+        bonus, right, low = _bonus(shown, boxes, left, pitch)
         elements += bonus
         width, height = max(width, right), max(height, low)
-    return Panel(width, height + 2, tuple(elements))
+    return Panel(width + 2, height + NODE_HEIGHT / 2 + 2, tuple(elements))
 
 
 def describe_node(shown: Shown, node: int) -> str:
@@ -104,31 +141,44 @@ def describe_node(shown: Shown, node: int) -> str:
     return "\n".join(lines)
 
 
-def _percents(tree: DraftTree) -> list[str]:
-    """Draft probability of each node's own token in percent, where there is room to write it."""
-    if tree.draft_log_probs is None or tree.num_nodes > SMALL_TREE:
-        return [""] * tree.num_nodes
-    shares = np.exp(tree.draft_log_probs.astype(np.float64))
-    return ["", *(f"{100 * share:.0f}" for share in shares[1:].tolist())]
+def _percent(shown: Shown, node: int) -> str:
+    """Draft probability of a node's own token in percent, where there is room to write it."""
+    own = shown.tree.draft_log_probs
+    if node == 0 or own is None or not shown.is_small:
+        return ""
+    return f"{100 * math.exp(float(own[node])):.0f}"
 
 
-def _columns(depths: list[int], widths: list[float], shown: Shown) -> list[float]:
+def _width(shown: Shown, node: int) -> float:
+    width = max(NODE_HEIGHT + 4, label_width(shown.short(node)) + 12)
+    if shown.is_small and node:
+        width += label_width(str(node), 8) + 2
+    percent = _percent(shown, node)
+    return width + (label_width(percent, 8) + 2 if percent else 0)
+
+
+def _columns(shown: Shown, nodes: list[int]) -> list[float]:
     """Left edge of every depth, and of one more for the bonus token."""
+    widest: dict[int, float] = {}
+    for node in nodes:
+        depth = int(shown.tree.depths[node])
+        widest[depth] = max(widest.get(depth, label_width("depth 00", 9) - GAP), _width(shown, node))
     left = [0.0]
-    for depth in range(max(depths) + 1):
-        widest = max(w for w, d in zip(widths, depths, strict=True) if d == depth)
-        left.append(left[-1] + max(widest, label_width(f"depth {depth}", 9) - 10) + GAP)
+    for depth in range(len(widest)):
+        left.append(left[-1] + widest[depth] + GAP)
     return left
 
 
-def _edges(shown: Shown, place: list[tuple[float, float]], widths: list[float]) -> list[str]:
+def _edges(shown: Shown, boxes: dict[int, Box]) -> list[str]:
     """Edges as wide as the probability of their path; those of the accepted path on top."""
     tree = shown.tree
     kept = set(shown.path)
-    plain, on_path = [], []
-    for node in range(1, tree.num_nodes):
+    plain: list[str] = []
+    on_path: list[str] = []
+    for node, box in boxes.items():
+        if node == 0:
+            continue
         parent = int(tree.parents[node])
-        (x, y), (x0, y0) = place[node], place[parent]
         share = 0.0 if tree.scores is None else math.exp(float(tree.scores[node]))
         width = 1 + round(2.5 * share / WIDTH_STEP) * WIDTH_STEP
         kind = "edge"
@@ -136,70 +186,62 @@ def _edges(shown: Shown, place: list[tuple[float, float]], widths: list[float]) 
             kind, width = "edge kept", max(width, 2.5)
         elif shown.next_ids is not None and int(shown.next_ids[parent]) == int(tree.token_ids[node]):
             kind = "edge agreed"
-        drawn = _curve(x0 + widths[parent], y0, x, y, kind, width)
+        drawn = _curve(boxes[parent], box, kind, width)
         (on_path if node in kept else plain).append(drawn)
     return plain + on_path
 
 
-def _curve(x0: float, y0: float, x1: float, y1: float, kind: str, width: float) -> str:
-    middle = num((x0 + x1) / 2)
-    start, end = f"{num(x0)} {num(y0)}", f"{num(x1)} {num(y1)}"
-    path = f"M{start}C{middle} {num(y0)} {middle} {num(y1)} {end}"
+def _curve(above: Box, below: Box, kind: str, width: float) -> str:
+    middle = num((above.right + below.x) / 2)
+    start, end = f"{num(above.right)} {num(above.y)}", f"{num(below.x)} {num(below.y)}"
+    path = f"M{start}C{middle} {num(above.y)} {middle} {num(below.y)} {end}"
     return f'<path class="{kind}" stroke-width="{num(width)}" d="{path}"/>'
 
 
-def _node(shown: Shown, node: int, place: tuple[float, float], width: float, text: str, prob: str) -> str:
+def _node(shown: Shown, node: int, box: Box) -> str:
     kept = node in shown.path
+    index = str(node) if node and shown.is_small else ""
+    percent = _percent(shown, node)
+    left = label_width(index, 8) + 2 if index else 0.0
+    right = label_width(percent, 8) + 2 if percent else 0.0
+    middle = box.x + left + (box.width - left - right) / 2
+    parts = [box.rect(3 if node == 0 else NODE_HEIGHT / 2, 2 if kept else 1)]
+    parts.append(label(middle, box.y + 4, shown.short(node), "token", "middle"))
+    if index:
+        parts.append(label(box.x + 6, box.y + 3, index, "index"))
+    if percent:
+        parts.append(label(box.right - 6, box.y + 3, percent, "prob", "end"))
     tooltip = f"<title>{escape(describe_node(shown, node))}</title>"
-    share = label_width(prob, 8) + 3 if prob else 0
-    x, y = place
-    corner = 3 if node == 0 else NODE_HEIGHT / 2
-    parts = [_box(x, y, width, corner, 2 if kept else 1)]
-    parts.append(label(x + (width - share) / 2, y + 4, text, anchor="middle"))
-    if prob:
-        parts.append(label(x + width - 6, y + 3, prob, "prob", "end"))
-    if node and shown.tree.num_nodes <= SMALL_TREE:
-        parts.append(label(x + 1, y - NODE_HEIGHT / 2 - 1, str(node), "index", "end"))
     kind = "node kept" if kept else "node"
     return f'<g class="{kind}" data-node="{node}">{tooltip}{"".join(parts)}</g>'
 
 
 def _bonus(
-    shown: Shown,
-    place: list[tuple[float, float]],
-    widths: list[float],
-    left: list[float],
-    rows: list[float],
-    pitch: float,
+    shown: Shown, boxes: dict[int, Box], left: list[float], pitch: float
 ) -> tuple[list[str], float, float]:
     """The bonus token behind the accepted path, in a free row of its column."""
     last = shown.path[-1]
-    depths = shown.tree.depths
-    x, y = left[int(depths[last]) + 1], place[last][1]
-    taken = sorted(rows[node] for node in np.flatnonzero(depths == depths[last] + 1).tolist())
-    y = _free_row(y, taken, pitch)
+    depth = int(shown.tree.depths[last]) + 1
+    taken = sorted(box.y for node, box in boxes.items() if shown.tree.depths[node] == depth)
     text = shorten(shown.token_text(int(shown.bonus_id or 0)), MAX_TOKEN)
     width = max(NODE_HEIGHT + 4, label_width(text) + 12)
+    box = Box(left[depth], _free_row(boxes[last].y, taken, pitch), width)
     tooltip = f"<title>{escape(f'bonus token: {text} (id {shown.bonus_id}), the next root')}</title>"
-    box = _box(x, y, width, 3, 1.5) + label(x + width / 2, y + 4, text, anchor="middle")
-    edge = _curve(place[last][0] + widths[last], place[last][1], x, y, "edge bonus", 2)
-    note = label(x + width + 4, y + 3, "bonus", "small")
-    elements = [edge, f'<g class="node bonus">{tooltip}{box}</g>', note]
-    return elements, x + width + 4 + label_width("bonus", 9), y + NODE_HEIGHT / 2
+    token = label(box.x + width / 2, box.y + 4, text, "token", "middle")
+    elements = [
+        _curve(boxes[last], box, "edge bonus", 2),
+        f'<g class="node bonus">{tooltip}{box.rect(3, 1.5)}{token}</g>',
+        label(box.right + 4, box.y + 3, "bonus", "small"),
+    ]
+    return elements, box.right + 4 + label_width("bonus", 9), box.y
 
 
 def _free_row(wanted: float, taken: list[float], pitch: float) -> float:
     """The place nearest to `wanted` that keeps a pitch's distance to all taken ones."""
     places = [wanted, *(row + sign * pitch for row in taken for sign in (-1, 1))]
-    top = HEAD + NODE_HEIGHT / 2
     free = [
-        place for place in places if place >= top and all(abs(place - row) >= pitch - 1e-6 for row in taken)
+        place
+        for place in places
+        if place >= HEAD + NODE_HEIGHT / 2 and all(abs(place - row) >= pitch - 1e-6 for row in taken)
     ]
     return min(free, key=lambda place: (abs(place - wanted), place))
-
-
-def _box(x: float, y: float, width: float, corner: float, line: float) -> str:
-    return (
-        f'<rect x="{num(x)}" y="{num(y - NODE_HEIGHT / 2)}" width="{num(width)}" '
-        f'height="{num(NODE_HEIGHT)}" rx="{num(corner)}" stroke-width="{num(line)}"/>'
-    )

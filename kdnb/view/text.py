@@ -10,6 +10,7 @@ from kdnb.run import Run
 from kdnb.trace import STAGES, RoundTrace
 from kdnb.tree import DraftTree
 from kdnb.view.glyphs import ASCII, UNICODE, Glyphs, Ink, pad, shorten, text_width
+from kdnb.view.layout import hidden_below
 
 TokenText = Callable[[int], str]
 MAX_ROWS = 64  # nodes that a tree drawing shows
@@ -46,8 +47,10 @@ def draw_tree(
             are left out below them.
         color: Whether to add terminal colours.
         ascii_only: Whether to do without box-drawing characters.
+
     Returns:
         The drawing, without a line break at its end.
+
     Raises:
         ShapeError: if accepted holds a node that the tree has not.
     """
@@ -55,7 +58,7 @@ def draw_tree(
     show = _shower(token_text, glyphs)
     path = path_nodes(tree, accepted)
     kept = set(path)
-    hidden = _hidden_below(tree, kept, max_rows)
+    hidden = hidden_below(tree.parents.tolist(), kept, max_rows)
     columns = _number_columns(tree, target_log_prob)
     header = "".join(f"{name:>8}" for name, _ in columns)
     lines = [
@@ -98,6 +101,7 @@ def draw_mask(
         visible: bool [num_nodes, num_nodes]; the mask to draw, None is the tree's own.
         color: Whether to add terminal colours.
         ascii_only: Whether to do without block characters.
+
     Returns:
         The drawing; of a big tree the first rows and columns.
     """
@@ -148,6 +152,7 @@ def draw_round(
         max_rows: Nodes to show at the most.
         color: Whether to add terminal colours.
         ascii_only: Whether to do without box-drawing and block characters.
+
     Returns:
         The drawing.
     """
@@ -205,6 +210,7 @@ def draw_strip(
         width: Columns per line.
         color: Whether to add terminal colours.
         ascii_only: Whether to shorten with "..." instead of an ellipsis.
+
     Returns:
         The drawing; empty without rounds.
     """
@@ -233,6 +239,7 @@ def rounds_table(run: Run, *, times: bool = True, max_rows: int = MAX_ROWS, asci
         times: Whether to show the time of each round.
         max_rows: Rounds to show at the most.
         ascii_only: Whether to do without block characters.
+
     Returns:
         The table.
     """
@@ -257,6 +264,7 @@ def run_table(run: Run, *, times: bool = True) -> str:
     Args:
         run: The run.
         times: Whether to show what depends on the clock.
+
     Returns:
         The table.
     """
@@ -335,21 +343,6 @@ def _number_columns(tree: DraftTree, target_log_prob: Float32 | None) -> list[tu
         for name, values in named
         if values is not None
     ]
-
-
-def _hidden_below(tree: DraftTree, kept: set[int], max_rows: int) -> list[int]:
-    """Per node how many descendants are not shown below it; -1 for nodes that are not shown."""
-    shown = {0, *kept}
-    for node in range(tree.num_nodes):
-        if len(shown) >= max_rows:
-            break
-        shown.add(node)
-    below = [0] * tree.num_nodes
-    for node in range(tree.num_nodes - 1, 0, -1):
-        parent = int(tree.parents[node])
-        if node not in shown:
-            below[parent] += 1 + below[node]
-    return [count if node in shown else -1 for node, count in enumerate(below)]
 
 
 def _branches(tree: DraftTree, kept: set[int], hidden: list[int], glyphs: Glyphs) -> list[tuple[int, str]]:

@@ -92,7 +92,7 @@ def test_four_times_the_limit(tmp_path):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     print(facts)
-    assert size - 100_000 < facts["mapped"] <= size
+    assert 0 < size - facts["mapped"] < 300_000  # all but the header
     assert len(facts["tokens"]) == 24
     expert_bytes = 3 * 1024 * 1024 * 2
     assert facts["experts"] * expert_bytes > 1.5 * LIMIT, "too few experts were read to prove much"
