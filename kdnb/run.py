@@ -58,18 +58,10 @@ class Run:
 
         return run_table(self)
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from kdnb.view import bundle
 
         return bundle(self)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        from kdnb.view.svg import round_svg
-
-        bundle = {"text/plain": str(self)}
-        if self.rounds:
-            bundle["image/svg+xml"] = round_svg(self.rounds[0], self.token_text)
-        return bundle
 
     @property
     def text(self) -> str | None:
@@ -160,7 +152,7 @@ class Run:
                 message names the round and the field.
         """
         if not isinstance(data, Mapping):
-            raise TraceError(f"the trace is a {type(data).__name__}; it must be a JSON object.")
+            raise TraceError(f"the trace has type {type(data).__name__}; it must be a JSON object.")
         version = data.get("format_version", FORMAT_VERSION)
         if version != FORMAT_VERSION:
             raise TraceError(
@@ -171,7 +163,7 @@ class Run:
         if absent:
             raise TraceError(f"the trace has no {', no '.join(absent)}; is it one that kdnb wrote?")
         if not isinstance(data["rounds"], list):
-            raise TraceError(f"rounds is a {type(data['rounds']).__name__}; it must be a list.")
+            raise TraceError(f"rounds has type {type(data['rounds']).__name__}; it must be a list.")
         rounds = []
         for index, step in enumerate(data["rounds"]):
             try:
@@ -182,9 +174,9 @@ class Run:
         for name in ("summary", "settings", "token_texts"):
             objects[name] = data.get(name, {})
             if not isinstance(objects[name], Mapping):
-                raise TraceError(f"{name} is a {type(objects[name]).__name__}; it must be a JSON object.")
+                raise TraceError(f"{name} has type {type(objects[name]).__name__}; it must be a JSON object.")
         if not isinstance(data.get("text", ""), str):
-            raise TraceError(f"text is a {type(data['text']).__name__}; it must be a string.")
+            raise TraceError(f"text has type {type(data['text']).__name__}; it must be a string.")
         summary = objects["summary"]
         return cls(
             prompt_ids=read_array(data, "prompt_ids", np.int32),

@@ -82,20 +82,15 @@ class RoundTrace:
             f"num_accepted={self.num_accepted}, bonus_id={self.bonus_id})"
         )
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from kdnb.view import bundle
-
-        return bundle(self)
-
     def __str__(self) -> str:
         from kdnb.view.text import draw_round
 
         return draw_round(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        from kdnb.view.svg import round_svg
+        from kdnb.view import bundle
 
-        return {"image/svg+xml": round_svg(self), "text/plain": str(self)}
+        return bundle(self)
 
     @property
     def num_accepted(self) -> int:
@@ -160,7 +155,7 @@ class RoundTrace:
             TraceError: if a field is missing or cannot be used; the message names it.
         """
         if not isinstance(data, Mapping):
-            raise TraceError(f"the round is a {type(data).__name__}; it must be a JSON object.")
+            raise TraceError(f"the round has type {type(data).__name__}; it must be a JSON object.")
         absent = [name for name in REQUIRED if name not in data]
         if absent:
             raise TraceError(f"the round has no {', no '.join(absent)}.")
@@ -221,9 +216,8 @@ def read_array(data: Mapping[str, Any], name: str, dtype: Any, axes: int = 1) ->
         TraceError: if the value is of another kind, ragged, or out of the dtype's range.
     """
     kind = "whole numbers" if np.issubdtype(dtype, np.integer) else "numbers"
-    expected = (
-        "a whole number" if axes == 0 else f"{'a list' if axes == 1 else 'equally long lists'} of {kind}"
-    )
+    shape = ("a", "a list of", "equally long lists of")[axes]
+    expected = f"{shape} {kind if axes else kind.removesuffix('s')}"
     try:
         array = np.array(data[name], dtype=object)
     except ValueError:  # ragged
@@ -304,4 +298,6 @@ def _finite(name: str, array: HostArray) -> Any:
         raise TraceError(
             f"{name} holds NaN or plus infinity, which no log-prob is; the trace is not written."
         )
-    return np.where(np.isfinite(array), array.astype(object), None).tolist()
+    out = array.astype(object)
+    out[~np.isfinite(array)] = None
+    return out.tolist()

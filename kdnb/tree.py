@@ -18,6 +18,8 @@ UNKNOWN_ROOT = -1  # root id of a tree built without one
 class DraftTree:
     """Nodes in order: the root at index 0, every parent before its children.
 
+    A tree never changes: its arrays are read-only.
+
     Args:
         token_ids: int32 [num_nodes]; the root's is -1 where it is not known.
         parents: int32 [num_nodes]; root -1, otherwise parents[i] < i.
@@ -56,11 +58,20 @@ class DraftTree:
                     f"{name} has shape {list(array.shape)} but the tree has {token_ids.size} nodes "
                     "(root included); pass one value per node."
                 )
-            if np.issubdtype(dtype, np.integer) and not np.issubdtype(array.dtype, np.integer):
-                raise ShapeError(f"{name} has dtype {array.dtype}; it must hold integers.")
-            object.__setattr__(self, name, array.astype(dtype, copy=False))
+            if np.issubdtype(dtype, np.integer):
+                _check_integers(name, array)
+            object.__setattr__(self, name, _frozen(array, dtype))
         _check_parents(self.parents)
+        _check_tokens(self.token_ids)
         _check_siblings(self.token_ids, self.parents)
+        if self.sampled_from is not None:
+            probs = np.asarray(self.sampled_from)
+            if probs.ndim != 2 or len(probs) < self.max_depth:
+                raise ShapeError(
+                    f"sampled_from has shape {list(probs.shape)} but the tree is {self.max_depth} deep; "
+                    "it must be [max_depth, vocab_size]."
+                )
+            object.__setattr__(self, "sampled_from", _frozen(probs, np.float32))
 
     def __repr__(self) -> str:
         return f"DraftTree(num_nodes={self.num_nodes}, max_depth={self.max_depth})"
@@ -150,6 +161,7 @@ class DraftTree:
         depths = np.zeros(self.num_nodes, dtype=np.int32)
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
             depths[node] = depths[parent] + 1
+        depths.flags.writeable = False
         return depths
 
     @cached_property
@@ -158,12 +170,15 @@ class DraftTree:
         visible = np.eye(self.num_nodes, dtype=np.bool_)
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
             visible[node, :node] = visible[parent, :node]
+        visible.flags.writeable = False
         return visible
 
     @cached_property
     def visible_words(self) -> UInt64:
         """uint64 [num_nodes, ceil(num_nodes / 64)]; `visible` packed, see arrays.pack_visible."""
-        return pack_visible(self.visible)
+        words = pack_visible(self.visible)
+        words.flags.writeable = False
+        return words
 
     @cached_property
     def children(self) -> list[list[int]]:
@@ -174,14 +189,20 @@ class DraftTree:
         return children
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root down to `node`, both included."""
-        path = [node]
+        """Nodes from the root down to `node`, both included.
+
+        Raises:
+            ShapeError: if there is no such node.
+        """
+        if not 0 <= node < self.num_nodes:
+            raise ShapeError(f"node {node} is not in the tree; its nodes are 0 to {self.num_nodes - 1}.")
+        path = [int(node)]
         while path[-1] != 0:
             path.append(int(self.parents[path[-1]]))
         return path[::-1]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists; fields that are not known are absent."""
+        """Plain lists; fields that are not known are absent, a log-prob of minus infinity is None."""
         data: dict[str, Any] = {
             "token_ids": self.token_ids.tolist(),
             "parents": self.parents.tolist(),
@@ -190,15 +211,30 @@ class DraftTree:
         for name in ("scores", "ranks", "draft_log_probs"):
             value = getattr(self, name)
             if value is not None:
-                data[name] = value.tolist()
+                data[name] = [None if entry == -np.inf else entry for entry in value.tolist()]
         return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "DraftTree":
+        """Undo `to_json`.
+
+        Raises:
+            ShapeError: if a field is missing or no list of numbers, or depths contradict parents.
+        """
+        _check_fields(data, ("token_ids", "parents"), "is it what DraftTree.to_json made?")
+        ints = {name: _numbers(data, name, None) for name in ("token_ids", "parents", "ranks")}
+        floats = {name: _numbers(data, name, np.float64) for name in ("scores", "draft_log_probs")}
+        tree = cls(**ints, **floats)
+        _check_depths(tree, data.get("depths"), "depths", start=0)
+        return tree
 
     def to_sglang(self) -> tuple[Int32, Int32, Int32]:
         """The form of SGLang's verify kernels, for one sequence.
 
         Returns:
             retrieve_index (node numbers), retrieve_next_token (first child of each node) and
-            retrieve_next_sibling, each int32 [num_nodes] with -1 for none.
+            retrieve_next_sibling, each int32 [num_nodes] with -1 for none. Siblings are linked in node
+            order; other orders that SGLang allows mean the same tree.
         """
         first = np.full(self.num_nodes, -1, dtype=np.int32)
         sibling = np.full(self.num_nodes, -1, dtype=np.int32)
@@ -222,7 +258,7 @@ class DraftTree:
             ShapeError: if the pointers do not reach every node exactly once.
         """
         first, sibling = np.asarray(retrieve_next_token), np.asarray(retrieve_next_sibling)
-        parents = np.full(len(token_ids), -2, dtype=np.int32)
+        parents = np.full(len(token_ids), -2, dtype=np.int32)  # -2: not reached yet
         if len(first) != len(parents) or len(sibling) != len(parents):
             raise ShapeError(
                 f"retrieve_next_token has {len(first)} and retrieve_next_sibling {len(sibling)} entries "
@@ -232,8 +268,13 @@ class DraftTree:
         for node in range(len(parents)):
             child = int(first[node])
             while child != -1:
-                if not 0 < child < len(parents) or parents[child] != -2:
-                    raise ShapeError(f"node {node}: its pointers reach node {child} twice or not at all.")
+                if not 0 < child < len(parents):
+                    raise ShapeError(
+                        f"node {node}: its pointers lead to node {child}, but a child is one of 1 to "
+                        f"{len(parents) - 1}."
+                    )
+                if parents[child] != -2:
+                    raise ShapeError(f"node {node}: its pointers reach node {child} twice.")
                 parents[child] = node
                 child = int(sibling[child])
         lost = np.flatnonzero(parents == -2)
@@ -241,9 +282,10 @@ class DraftTree:
             raise ShapeError(f"node {int(lost[0])} is reached by no pointer.")
         return cls(np.asarray(token_ids), parents)
 
-    def to_ddtree(self) -> dict[str, list[float]]:
-        """The form of the DDTree reference code: the root is left out of all but `parents`."""
-        data: dict[str, list[float]] = {
+    def to_ddtree(self) -> dict[str, Any]:
+        """The form of the DDTree reference code: the root is left out of all lists but `parents`."""
+        data: dict[str, Any] = {
+            "root_token": int(self.token_ids[0]),
             "node_token_ids": self.token_ids[1:].tolist(),
             "node_depths": self.depths[1:].tolist(),
             "parents": self.parents.tolist(),
@@ -254,34 +296,80 @@ class DraftTree:
 
     @classmethod
     def from_ddtree(cls, data: Mapping[str, Any], root_id: int = UNKNOWN_ROOT) -> "DraftTree":
-        """Undo `to_ddtree`; `root_token` in the data goes before `root_id`.
+        """Undo `to_ddtree`.
+
+        Args:
+            data: `node_token_ids` and `parents`; `root_token`, `node_depths` and `node_scores` if known.
+            root_id: The root's token where the data has no `root_token`.
 
         Raises:
-            ShapeError: if a field is missing, or node_depths contradict parents.
+            ShapeError: if a field is missing or no list of numbers, or node_depths contradict parents.
         """
-        for name in ("node_token_ids", "parents"):
-            if name not in data:
-                raise ShapeError(f"the tree has no {name}; is it in the DDTree reference's form?")
-        root = data.get("root_token", root_id)
-        scores = data.get("node_scores")
+        _check_fields(data, ("node_token_ids", "parents"), "is it in the DDTree reference's form?")
+        ids = _numbers(data, "node_token_ids", None)
+        scores = _numbers(data, "node_scores", np.float64)
         tree = cls(
-            np.array([root, *data["node_token_ids"]]),
-            np.array(data["parents"]),
-            None if scores is None else np.array([0.0, *scores]),
+            token_ids=np.array([data.get("root_token", root_id), *ids.tolist()]),
+            parents=_numbers(data, "parents", None),
+            scores=None if scores is None else np.concatenate([[0.0], scores]),
         )
-        depths = data.get("node_depths")
-        if depths is not None and tree.depths[1:].tolist() != list(depths):
-            raise ShapeError("node_depths contradict parents; the root must not be counted in them.")
+        _check_depths(tree, data.get("node_depths"), "node_depths", start=1)
         return tree
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "DraftTree":
-        """Undo `to_json`; `depths` is not read, parents decide."""
-        optional = {
-            name: None if data.get(name) is None else np.array(data[name])
-            for name in ("scores", "ranks", "draft_log_probs")
-        }
-        return cls(np.array(data["token_ids"]), np.array(data["parents"]), **optional)
+
+def _frozen(array: HostArray, dtype: Any) -> HostArray:
+    """Read-only, and a copy where it was not, so that no later change to an array changes a tree."""
+    if array.flags.writeable or array.dtype != dtype:
+        array = np.array(array, dtype=dtype)
+        array.flags.writeable = False
+    return array
+
+
+def _numbers(data: Mapping[str, Any], name: str, dtype: Any) -> Any:
+    """One list of a JSON object as an array, None where it is absent; None in it is minus infinity."""
+    if data.get(name) is None:
+        return None
+    try:
+        values = [-np.inf if value is None else value for value in data[name]]
+        return np.array(values, dtype=dtype if values else np.int32)
+    except (TypeError, ValueError, OverflowError):
+        raise ShapeError(f"{name} must be a list of numbers.") from None
+
+
+def _check_fields(data: object, names: Sequence[str], hint: str) -> None:
+    if not isinstance(data, Mapping):
+        raise ShapeError(f"the tree is a {type(data).__name__}; it must be a JSON object.")
+    for name in names:
+        if data.get(name) is None:
+            raise ShapeError(f"the tree has no {name}; {hint}")
+
+
+def _check_depths(tree: DraftTree, depths: Any, name: str, start: int) -> None:
+    if depths is None:
+        return
+    ours = tree.depths[start:].tolist()
+    if list(depths) != ours:
+        raise ShapeError(f"{name} contradict parents: they are {list(depths)} but parents mean {ours}.")
+
+
+def _check_integers(name: str, array: HostArray) -> None:
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ShapeError(f"{name} has dtype {array.dtype}; it must hold integers.")
+    limits = np.iinfo(np.int32)
+    wide = np.flatnonzero((array < limits.min) | (array > limits.max))
+    if wide.size:
+        raise ShapeError(f"node {int(wide[0])}: {name} is {int(array[wide[0]])}, which is no int32.")
+
+
+def _check_tokens(token_ids: Int32) -> None:
+    least = np.zeros(len(token_ids), dtype=np.int32)
+    least[0] = UNKNOWN_ROOT
+    wrong = np.flatnonzero(token_ids < least)
+    if wrong.size:
+        raise ShapeError(
+            f"node {int(wrong[0])}: token id {int(token_ids[wrong[0]])}; token ids are 0 or more "
+            "(the root's is -1 where it is not known)."
+        )
 
 
 def _check_parents(parents: Int32) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kdnb.arrays import Bool, Float32, Floats, HostArray, Int32
 from kdnb.backends.base import ExpertTensors
-from kdnb.backends.weight_store import WeightStore
+from kdnb.backends.weight_store import WeightStore, check_finite
 from kdnb.checkpoint import StoredTensor
 from kdnb.errors import ConfigError
 from kdnb.reference.append_latent import append_latent
@@ -115,7 +115,9 @@ class NumpyBackend:
 
     # --- ops of every model -------------------------------------------------------------------
     def embed(self, table: StoredTensor, token_ids: Int32) -> Floats:
-        return table.read_rows(token_ids).astype(self._np_dtype, copy=False)
+        rows = table.read_rows(token_ids)
+        check_finite(table, rows)
+        return rows.astype(self._np_dtype, copy=False)
 
     def linear(self, x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -> Floats:
         offset = None if bias is None else self._store.get(bias)
@@ -242,5 +244,6 @@ class NumpyBackend:
         step = max(1, self._store.budget_bytes // (2 * row_bytes))
         for start in range(0, rows, step):
             block = weight.read_rows(np.arange(start, min(start + step, rows)))
+            check_finite(weight, block)
             yield block.astype(self._np_dtype, copy=False)
             weight.release()

@@ -48,7 +48,8 @@ class WeightStore:
         if held is not None:
             self._held.move_to_end(stored)
             return held
-        array = read_finite(stored, self.dtype)
+        array = stored.read(self.dtype)
+        check_finite(stored, array)
         self.used_bytes += array.nbytes
         self._held[stored] = array
         while self.used_bytes > self.budget_bytes and len(self._held) > 1:
@@ -58,16 +59,14 @@ class WeightStore:
         return array
 
 
-def read_finite(stored: StoredTensor, dtype: np.dtype[np.floating]) -> Floats:
-    """Read a whole weight and refuse one that is not finite."""
-    array = stored.read(dtype)
-    if array.size and not (np.isfinite(array.max()) and np.isfinite(array.min())):
-        count = int(array.size - np.isfinite(array).sum())
+def check_finite(stored: StoredTensor, values: Floats) -> None:
+    """Refuse values of a weight that are NaN or infinite (CheckpointError)."""
+    if values.size and not (np.isfinite(values.max()) and np.isfinite(values.min())):
+        count = int(values.size - np.isfinite(values).sum())
         raise CheckpointError(
-            f"{stored.name} holds {count} of {array.size} values that are NaN or infinite; "
+            f"{stored.name} holds {count} of {values.size} values that are NaN or infinite; "
             "the file is damaged, fetch it again."
         )
-    return array
 
 
 def _memory_bytes() -> int:

@@ -5,15 +5,14 @@ from typing import Any, Literal
 import click
 
 from kdnb.cli.options import (
-    Streamer,
     json_option,
     model_options,
-    note,
     open_drafter,
     open_policy,
     open_target,
     write_json,
 )
+from kdnb.cli.stream import Patience, Streamer, note
 from kdnb.errors import TokenError
 from kdnb.loop import generate as decode
 from kdnb.policies import BUILT_IN
@@ -33,6 +32,7 @@ from kdnb.view.text import run_table
     "--top-p", type=float, default=1.0, help="Sample among the most probable tokens up to this sum."
 )
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--stop-ids", default=None, help="Ids to stop after, or none. Default: the checkpoint's.")
 @click.option("--trace", type=click.Choice(["light", "full"]), default="light", show_default=True)
 @json_option
 def generate(
@@ -45,6 +45,7 @@ def generate(
     prompt: str | None,
     prompt_ids: str | None,
     policy: str,
+    stop_ids: str | None,
     trace: Literal["light", "full"],
     json_file: str | None,
     **settings: Any,
@@ -56,30 +57,45 @@ def generate(
     """
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("Give one of --prompt and --prompt-ids.")
+    asked = _ids(prompt_ids, "--prompt-ids") if prompt is None else prompt
+    stops = None if stop_ids is None else [] if stop_ids == "none" else _ids(stop_ids, "--stop-ids")
     model = open_target(target, backend, dtype, deterministic, expert_cache_bytes)
     draft_model = open_drafter(drafter, model)
     quiet = json_file == "-"
-    run = decode(
-        model,
-        _ids(prompt_ids) if prompt is None else prompt,  # type: ignore[arg-type]
-        draft_model,
-        progress=quiet,
-        policy=open_policy(policy),
-        trace=trace,
-        on_token=None if quiet else Streamer(model),
-        **settings,
-    )
+    stream = Streamer(model)
+    with Patience("reading the prompt") as patience:
+        count = 0
+
+        def show(token_id: int) -> None:
+            nonlocal count
+            count += 1
+            if quiet:
+                patience.beat(f"{count} of {settings['max_new_tokens']} tokens")
+            else:
+                patience.stop()
+                click.echo(stream.push(token_id), nl=False)
+
+        run = decode(
+            model,
+            asked,
+            draft_model,
+            policy=open_policy(policy),
+            trace=trace,
+            stop_ids=stops,
+            on_token=show,
+            **settings,
+        )
     if not quiet:
-        click.echo()
-        note(run_table(run))
+        click.echo(stream.rest())
+        note(f"\n{run_table(run)}")
     if json_file is not None:
         write_json(run.to_json(), json_file)
     if run.stop_reason == "interrupted":
         raise KeyboardInterrupt
 
 
-def _ids(text: str) -> list[int]:
+def _ids(text: str, option: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise TokenError(f"--prompt-ids is {text!r}; write integers separated by commas.") from None
+        raise TokenError(f"{option} is {text!r}; write integers separated by commas.") from None

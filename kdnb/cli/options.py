@@ -1,20 +1,21 @@
 """Options and helpers that commands share."""
 
 import importlib
+import inspect
 import json
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from kdnb.cli.stream import Patience, note
 from kdnb.drafters import Drafter, load_drafter
-from kdnb.errors import ConfigError, TraceError
+from kdnb.errors import ConfigError
 from kdnb.first_token import first_token_seconds
 from kdnb.model import Target, load_target
 from kdnb.policies import BUILT_IN, TreePolicy
+from kdnb.run import write_whole
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 LARGE_BYTES = 2 << 30  # from here on opening a checkpoint says what to expect
@@ -73,41 +74,40 @@ def write_json(data: Any, json_file: str) -> None:
     text = json.dumps(data, allow_nan=False)
     if json_file == "-":
         click.echo(text)
-        return
-    try:
-        Path(json_file).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TraceError(f"{json_file!r} cannot be written: {error.strerror}.") from None
-
-
-def note(text: str) -> None:
-    """Say what is going on, on standard error."""
-    click.echo(text, err=True)
+    else:
+        write_whole(json_file, text + "\n")
 
 
 def open_target(
     target: str, backend: str, dtype: str, deterministic: bool, expert_cache_bytes: int | None
 ) -> Target:
     """Load a target; for a large one say how much was mapped and how long the first token may take."""
-    model = load_target(
-        target,
-        backend=backend,
-        dtype=dtype,
-        deterministic=deterministic,
-        expert_cache_bytes=expert_cache_bytes,
-    )
-    if model.mapped_bytes >= LARGE_BYTES:
-        note(f"mapped {model.mapped_bytes / 2**30:.1f} GiB of {model.name}; estimating the first token ...")
-        seconds = first_token_seconds(model)
-        note(f"the first token will take about {seconds:.0f} s (weights are read and dequantized as used)")
+    with Patience(f"opening {target}") as patience:
+        model = load_target(
+            target,
+            backend=backend,
+            dtype=dtype,
+            deterministic=deterministic,
+            expert_cache_bytes=expert_cache_bytes,
+        )
+        if model.mapped_bytes >= LARGE_BYTES:
+            note(f"mapped {model.mapped_bytes / 2**30:.1f} GiB of {model.name}")
+            patience.beat("reading a sample to estimate the first token")
+            seconds = first_token_seconds(model)
+            note(
+                f"the first token will take about {seconds:.0f} s: its weights are read and dequantized "
+                "when they are first used"
+            )
     return model
 
 
 def open_drafter(drafter: str | None, target: Target) -> Drafter | None:
-    """Load a drafter by folder, name, or module:factory (called with the target).
+    """Load a drafter by folder, name, or module:attr (a drafter, or a factory).
+
+    A factory is called with the target, or without arguments if it needs none.
 
     Raises:
-        ConfigError: if the module or factory does not exist.
+        ConfigError: if the module or attribute does not exist, or gives no drafter.
     """
     if drafter is None:
         from kdnb.shipped import SHIPPED
@@ -116,9 +116,17 @@ def open_drafter(drafter: str | None, target: Target) -> Drafter | None:
     if drafter == "none":
         return None
     if is_attribute(drafter):
-        made: Drafter = import_attribute(drafter)(target)
+        found = import_attribute(drafter)
+        is_drafter = isinstance(found, Drafter) and not isinstance(found, type)
+        made = found if is_drafter or not callable(found) else _call(found, target)
+        if not isinstance(made, Drafter):
+            raise ConfigError(
+                f"--drafter {drafter} gave {made!r}, which has no start, draft and commit; "
+                "see kdnb.drafters.Drafter."
+            )
         return made
-    return load_drafter(drafter, target)
+    with Patience(f"opening {drafter}"):
+        return load_drafter(drafter, target)
 
 
 def open_policy(policy: str) -> str | TreePolicy:
@@ -146,29 +154,19 @@ def import_attribute(name: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        home = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}.") from None
-    except AttributeError:
-        raise ConfigError(f"module {module!r} has no {attribute!r}.") from None
+    if not hasattr(home, attribute):
+        raise ConfigError(f"module {module!r} has no {attribute!r}.")
+    return getattr(home, attribute)
 
 
-class Streamer:
-    """Writes tokens as text while they come, whole characters only."""
-
-    def __init__(self, target: Target) -> None:
-        self._tokenizer = target.tokenizer
-        self._ids: list[int] = []
-        self._shown = 0
-        self.started = time.perf_counter()
-
-    def __call__(self, token_id: int) -> None:
-        """Take the next token."""
-        if self._tokenizer is None:
-            click.echo(f"{token_id} ", nl=False)
-            return
-        self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids)
-        whole = text.rstrip("\ufffd")
-        click.echo(whole[self._shown :], nl=False)
-        self._shown = max(self._shown, len(whole))
+def _call(factory: Callable[..., Any], target: Target) -> Any:
+    needed = [
+        parameter
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return factory(target) if needed else factory()

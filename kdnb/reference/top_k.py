@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kdnb.arrays import Float32, Floats, Int32
+from kdnb.arrays import Float32, Float64, Floats, Int32
 from kdnb.errors import ShapeError
 
 
@@ -10,26 +10,29 @@ def top_k(logits: Floats, k: int) -> Int32:
     """Indices of the k largest values of each row, descending, equal values to the lower index.
 
     Args:
-        logits: [rows, vocab_size], without NaN.
-        k: How many; capped at vocab_size.
+        logits: [rows, vocab_size], without NaN; -inf is a token that cannot come.
+        k: How many, 0 or more; capped at vocab_size.
 
     Returns:
         int32 [rows, min(k, vocab_size)].
 
     Raises:
-        ShapeError: if a value is NaN.
+        ShapeError: if a value is NaN, or k is negative.
+    Exact: integer op; ties included, also at the cut.
     Cost: a partition per row, not a sort of the vocabulary.
     """
     rows, vocab_size = logits.shape
+    if k < 0:
+        raise ShapeError(f"k is {k}; ask for 0 tokens or more.")
     k = min(k, vocab_size)
     ids = np.empty((rows, k), dtype=np.int32)
     if k == 0:
         return ids
     for row in range(rows):
         values = logits[row]
-        bar = np.partition(values, vocab_size - k)[vocab_size - k]  # the k-th largest
-        if np.isnan(bar) or np.isnan(values.max()):
+        if np.isnan(values.max()):  # max hands a NaN on
             raise ShapeError(f"logits row {row} holds NaN; the model or drafter is broken.")
+        bar = np.partition(values, vocab_size - k)[vocab_size - k]  # the k-th largest
         above = np.flatnonzero(values > bar)
         level = np.flatnonzero(values == bar)[: k - len(above)]
         above = above[np.argsort(-values[above], kind="stable")]
@@ -37,11 +40,23 @@ def top_k(logits: Floats, k: int) -> Int32:
     return ids
 
 
-def log_sum_exp(logits: Floats) -> Floats:
-    """log(sum(exp(row))) of each row: [rows, 1]; -inf entries do not count."""
+def log_sum_exp(logits: Floats) -> Float64:
+    """log(sum(exp(row))) of each row: float64 [rows, 1]; -inf entries do not count.
+
+    Exponentials in the logits' own dtype, their sum in float64.
+
+    Raises:
+        ShapeError: if a row holds NaN or +inf, or nothing but -inf.
+    """
     top = logits.max(axis=1, keepdims=True)
-    total: Floats = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-    return total
+    broken = ~np.isfinite(top[:, 0])
+    if broken.any():
+        row = int(np.flatnonzero(broken)[0])
+        what = {np.inf: "plus infinity", -np.inf: "minus infinity only"}.get(float(top[row, 0]), "NaN")
+        raise ShapeError(f"logits row {row} holds {what}; the model or drafter is broken.")
+    total = np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64)
+    sums: Float64 = top.astype(np.float64) + np.log(total)
+    return sums
 
 
 def top_k_log_probs(logits: Floats, k: int) -> tuple[Int32, Float32]:
@@ -55,7 +70,8 @@ def top_k_log_probs(logits: Floats, k: int) -> tuple[Int32, Float32]:
         ids int32 and log-probs float32, each [rows, k]; ranked by logit, ties to the lower id.
 
     Raises:
-        ShapeError: if a logit is NaN.
+        ShapeError: if a row holds NaN or +inf, or nothing but -inf.
+    Error: ids exact; log-probs to a few float32 roundings (5e-7 of their size).
     """
     ids = top_k(logits, k)
     chosen = np.take_along_axis(logits, ids, axis=1)

@@ -8,7 +8,7 @@ from kdnb.trace import STAGES, RoundTrace
 from kdnb.tree import DraftTree
 from kdnb.view.glyphs import shorten
 from kdnb.view.svg_mask import mask_panel
-from kdnb.view.svg_parts import Panel, beside, document, escape, label, label_width, num
+from kdnb.view.svg_parts import Panel, beside, document, escape, label, label_width, num, printable
 from kdnb.view.svg_tree import NODE_HEIGHT, Shown, describe_node, tree_panel
 from kdnb.view.text import TokenText, engine_visible, path_nodes
 
@@ -50,7 +50,7 @@ def tree_svg(
     panels = [tree_panel(shown, max_nodes)]
     if mask and tree.num_nodes > 1:
         panels.append(mask_panel(shown, tree.visible))
-    rows = [beside(panels, GAP, ROOM), _note(_legend(shown))]
+    rows = [beside(panels, GAP, ROOM), *_legend(shown)]
     return document(beside(rows, 10, 0), title, _describe(shown))
 
 
@@ -93,7 +93,7 @@ def round_svg(
         f"behind {trace.prefix_len} committed rows"
     )
     strip = _strip([trace], shown.token_text, ROOM)
-    rows = [_heading(title), beside(panels, GAP, ROOM), _note("emitted"), strip, _note(_legend(shown))]
+    rows = [_heading(title), beside(panels, GAP, ROOM), _note("emitted"), strip, *_legend(shown)]
     if times and trace.times_us:
         rows.append(_clock(trace))
     return document(beside(rows, 10, 0), f"Draft-tree round: {title}", _describe(shown))
@@ -122,12 +122,12 @@ def run_svg(run: Run) -> str:
 
 
 def shower(token_text: TokenText | None) -> Callable[[int], str]:
-    """A function that never gives an empty text."""
+    """A function that gives something to show for every id."""
 
     def show(token_id: int) -> str:
         if token_id < 0:
             return "?"
-        return (token_text(token_id) if token_text else "") or str(token_id)
+        return printable(token_text(token_id) if token_text else "") or str(token_id)
 
     return show
 
@@ -153,16 +153,18 @@ def _note(text: str) -> Panel:
     return Panel(label_width(text, 9), 12, (label(0, 9, text, "small"),))
 
 
-def _legend(shown: Shown) -> str:
+def _legend(shown: Shown) -> list[Panel]:
     """What the signs of a tree mean, as far as they occur."""
+    if shown.tree.num_nodes == 1:
+        return []
     signs = []
-    if shown.tree.draft_log_probs is not None and shown.is_small:
+    if shown.is_small and shown.tree.draft_log_probs is not None:
         signs.append("in a node: its index, its token, its draft probability in percent")
     if shown.tree.scores is not None:
         signs.append("edge width: probability of the path")
     if shown.path and shown.next_ids is not None:
         signs.append("dotted: the target's own choice off the path")
-    return "; ".join(signs)
+    return [_note("; ".join(signs))] if signs else []
 
 
 def _strip(rounds: Sequence[RoundTrace], show: Callable[[int], str], room: float) -> Panel:

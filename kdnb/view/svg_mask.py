@@ -54,6 +54,9 @@ def mask_panel(shown: Shown, visible: Bool, wrong: Bool | None = None) -> Panel:
     title = "mask: row sees column"
     if prefix:
         title += f" and {shown.prefix_len} committed rows"
+    bad = np.zeros_like(visible) if wrong is None else wrong
+    if bad.any():
+        title += f"; red: {int(bad.sum())} cells are not the tree's"
     elements.append(label(0, 10, title, "small"))
     if count > 1:
         elements.append(label(x, y - 4, "0", "small"))
@@ -63,7 +66,7 @@ def mask_panel(shown: Shown, visible: Bool, wrong: Bool | None = None) -> Panel:
         grid.append(f'<rect class="band" x="0" y="{node}" width="{count}" height="1"/>')
         grid.append(f'<rect class="band" x="{node}" y="0" width="1" height="{count}"/>')
     gap = 0.08 if cell >= 4 else 0.0
-    bad = np.zeros_like(visible) if wrong is None else wrong
+    thin = " thin" if cell < 2 else ""
     for kind, cells in (
         ("cells", visible & ~kept[:, None] & ~bad),
         ("cells kept", visible & kept[:, None] & ~bad),
@@ -71,7 +74,7 @@ def mask_panel(shown: Shown, visible: Bool, wrong: Bool | None = None) -> Panel:
     ):
         path = _cells_path(cells, gap)
         if path:
-            grid.append(f'<path class="{kind}" d="{path}"/>')
+            grid.append(f'<path class="{kind}{thin}" d="{path}"/>')
     scale = f'transform="translate({num(x)} {num(y)}) scale({cell:.4g})"'
     elements.append(f"<g {scale}>{''.join(grid)}</g>")
     elements.append(

@@ -57,6 +57,9 @@ RULES = """\
 .kdnb .cells{fill:var(--k-line)}
 .kdnb .cells.kept{fill:var(--k-kept)}
 .kdnb .cells.wrong{fill:var(--k-wrong)}
+.kdnb .cells.thin{stroke:var(--k-line);stroke-width:.8;vector-effect:non-scaling-stroke}
+.kdnb .cells.thin.kept{stroke:var(--k-kept)}
+.kdnb .cells.thin.wrong{stroke:var(--k-wrong)}
 .kdnb .band{fill:var(--k-kept);opacity:.14}
 .kdnb .frame{fill:none;stroke:var(--k-line)}
 .kdnb .prefix{fill:var(--k-line);opacity:.45}
@@ -79,9 +82,14 @@ class Panel:
         return f'<g transform="translate({num(x)} {num(y)})">{"".join(self.elements)}</g>'
 
 
+def printable(text: str) -> str:
+    """The text, with a backslash and "xNN" for each character that XML forbids."""
+    return NO_XML.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+
+
 def escape(text: str) -> str:
-    """Text for an XML element or attribute; characters that XML forbids become "\\" and "xNN"."""
-    allowed = NO_XML.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+    """Text for an XML element or attribute."""
+    allowed = printable(text)
     for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         allowed = allowed.replace(char, entity)
     return allowed

@@ -83,7 +83,7 @@ def tree_panel(shown: Shown, max_nodes: int | None = None) -> Panel:
         max_nodes: Nodes to draw at the most; None draws all.
 
     Returns:
-        Panel; where nodes are left out, their number stands behind the node above them.
+        Panel; where nodes are left out, the node above them says how many.
     """
     tree = shown.tree
     parents = tree.parents.tolist()
@@ -92,23 +92,21 @@ def tree_panel(shown: Shown, max_nodes: int | None = None) -> Panel:
     index_of = {node: index for index, node in enumerate(nodes)}
     pitch = NODE_HEIGHT + (8 if tree.num_nodes <= SMALL_TREE else 3)
     boxes: dict[int, Box] = {}
-    left = _columns(shown, nodes)
+    notes = {node: f"+{hidden[node]}" if hidden[node] else _percent(shown, node) for node in nodes}
+    widths = {node: _width(shown, node, notes[node]) for node in nodes}
+    left = _columns(shown, widths)
     rows = tidy_rows([index_of.get(parents[node], -1) for node in nodes])
     for node, row in zip(nodes, rows, strict=True):
         y = HEAD + NODE_HEIGHT / 2 + row * pitch
-        boxes[node] = Box(left[int(tree.depths[node])], y, _width(shown, node))
+        boxes[node] = Box(left[int(tree.depths[node])], y, widths[node])
     elements = [
         label(x, 10, f"depth {depth}" if depth else "root", "small") for depth, x in enumerate(left[:-1])
     ]
     elements += _edges(shown, boxes)
     width, height = 0.0, 0.0
     for node, box in boxes.items():
-        elements.append(_node(shown, node, box))
+        elements.append(_node(shown, node, box, notes[node]))
         width, height = max(width, box.right), max(height, box.y)
-        if hidden[node]:
-            more = f"+{hidden[node]} more"
-            elements.append(label(box.right + 4, box.y + 3, more, "small"))
-            width = max(width, box.right + 4 + label_width(more, 9))
     if shown.bonus_id is not None and shown.path:
         bonus, right, low = _bonus(shown, boxes, left, pitch)
         elements += bonus
@@ -149,20 +147,19 @@ def _percent(shown: Shown, node: int) -> str:
     return f"{100 * math.exp(float(own[node])):.0f}"
 
 
-def _width(shown: Shown, node: int) -> float:
+def _width(shown: Shown, node: int, note: str) -> float:
     width = max(NODE_HEIGHT + 4, label_width(shown.short(node)) + 12)
     if shown.is_small and node:
         width += label_width(str(node), 8) + 2
-    percent = _percent(shown, node)
-    return width + (label_width(percent, 8) + 2 if percent else 0)
+    return width + (label_width(note, 8) + 2 if note else 0)
 
 
-def _columns(shown: Shown, nodes: list[int]) -> list[float]:
+def _columns(shown: Shown, widths: dict[int, float]) -> list[float]:
     """Left edge of every depth, and of one more for the bonus token."""
     widest: dict[int, float] = {}
-    for node in nodes:
+    for node, width in widths.items():
         depth = int(shown.tree.depths[node])
-        widest[depth] = max(widest.get(depth, label_width("depth 00", 9) - GAP), _width(shown, node))
+        widest[depth] = max(widest.get(depth, label_width("depth 00", 9) - GAP), width)
     left = [0.0]
     for depth in range(len(widest)):
         left.append(left[-1] + widest[depth] + GAP)
@@ -198,19 +195,18 @@ def _curve(above: Box, below: Box, kind: str, width: float) -> str:
     return f'<path class="{kind}" stroke-width="{num(width)}" d="{path}"/>'
 
 
-def _node(shown: Shown, node: int, box: Box) -> str:
+def _node(shown: Shown, node: int, box: Box, note: str) -> str:
     kept = node in shown.path
     index = str(node) if node and shown.is_small else ""
-    percent = _percent(shown, node)
     left = label_width(index, 8) + 2 if index else 0.0
-    right = label_width(percent, 8) + 2 if percent else 0.0
+    right = label_width(note, 8) + 2 if note else 0.0
     middle = box.x + left + (box.width - left - right) / 2
     parts = [box.rect(3 if node == 0 else NODE_HEIGHT / 2, 2 if kept else 1)]
     parts.append(label(middle, box.y + 4, shown.short(node), "token", "middle"))
     if index:
         parts.append(label(box.x + 6, box.y + 3, index, "index"))
-    if percent:
-        parts.append(label(box.right - 6, box.y + 3, percent, "prob", "end"))
+    if note:
+        parts.append(label(box.right - 6, box.y + 3, note, "prob", "end"))
     tooltip = f"<title>{escape(describe_node(shown, node))}</title>"
     kind = "node kept" if kept else "node"
     return f'<g class="{kind}" data-node="{node}">{tooltip}{"".join(parts)}</g>'

@@ -45,7 +45,7 @@ def test_plain_decoding_gives_transformers_tokens(case):
 
 
 def test_a_perfect_drafter_of_block_8_emits_24_tokens_in_3_forwards(case):
-    target, logits, token_ids = case
+    target, _, token_ids = case
     drafter = Replay([*PROMPT, *token_ids], block_size=8)
     for policy in ("chain", "ddtree"):
         run = kdnb.generate(

@@ -1,0 +1,43 @@
+"""Top-k by partition: order, ties, log-probs."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdnb.errors import ShapeError
+from kdnb.reference.top_k import top_k, top_k_log_probs
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=60), st.integers(0, 70))
+def test_equals_a_stable_sort_with_ties(values, k):
+    logits = np.array([values, values[::-1]], dtype=np.float32)
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(top_k(logits, k), expected)
+
+
+def test_large_vocabulary_equals_a_stable_sort():
+    logits = np.round(np.random.default_rng(0).standard_normal((3, 50_000)) * 50).astype(np.float32)
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :300]
+    np.testing.assert_array_equal(top_k(logits, 300), expected)
+
+
+def test_log_probs_are_over_the_full_vocabulary():
+    logits = np.array([[1.0, 2.0, 3.0, -np.inf]], dtype=np.float32)
+    ids, log_probs = top_k_log_probs(logits, 2)
+    assert ids.tolist() == [[2, 1]]
+    total = np.exp([1.0, 2.0, 3.0]).sum()
+    np.testing.assert_allclose(np.exp(log_probs), np.exp([[3.0, 2.0]]) / total, rtol=1e-6)
+
+
+def test_large_logits_do_not_overflow():
+    _, log_probs = top_k_log_probs(np.array([[1e4, 1e4 - 1]], dtype=np.float32), 2)
+    np.testing.assert_allclose(
+        log_probs[0], np.log([1 / (1 + np.exp(-1)), np.exp(-1) / (1 + np.exp(-1))]), atol=1e-3
+    )
+
+
+def test_nan_is_refused():
+    with pytest.raises(ShapeError, match="row 1 holds NaN"):
+        top_k(np.array([[0.0, 1.0], [np.nan, 0.0]]), 1)
