@@ -4,7 +4,10 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,8 +47,9 @@ def measure(
         say: Called with a line before each slow step; the default says nothing.
 
     Returns:
-        {"machine", "rows": [{"name", "tokens_per_second", ...}], "ratios", "stages_us", "peak_bytes"}.
-        Speeds are medians; peak_bytes is this process's peak before transformers is loaded.
+        {"machine", "settings", "rows": [{"name", "tokens_per_second", "seconds"}], "ratios", "summaries",
+        "same_tokens", "peak_bytes", "transformers"}. Speeds are medians; peak_bytes is this process's peak
+        before transformers is loaded; "transformers" says why it was left out and is absent if it was not.
     """
     prefill_len = min(prefill_len, target.config.max_position_embeddings)
     rng = np.random.default_rng(0)
@@ -69,49 +73,78 @@ def measure(
     if drafter is not None:
         jobs["kdnb draft trees"] = decode("kdnb draft trees", drafter)
     jobs[f"kdnb prefill {prefill_len}"] = prefill
-    say("timing kdnb ...")
-    speeds = _interleaved(jobs, repeat)
+    say("warming up kdnb ...")
+    for job in jobs.values():
+        job()
     peak_bytes = _peak_bytes()
-    peer = None
-    if folder is not None and find_spec("transformers") and find_spec("torch"):
-        say("timing transformers beside it ...")
-        peer = _Transformers(folder)
-        both = {
-            **jobs,
-            "transformers plain": lambda: peer.decode(prompt_ids, max_new_tokens),
-            f"transformers prefill {prefill_len}": lambda: peer.prefill(wide),
+    peer, why = (None, "no checkpoint folder") if folder is None else _open_peer(folder, say)
+    if peer is not None:
+        theirs = {
+            "transformers plain": partial(peer.decode, prompt_ids, max_new_tokens),
+            f"transformers prefill {prefill_len}": partial(peer.prefill, wide),
         }
-        speeds = _interleaved(both, repeat)
-    return {
-        "machine": _machine(),
+        say("warming up transformers ...")
+        try:
+            for job in theirs.values():
+                job()
+            jobs |= theirs
+        except Exception as error:  # whatever a third party's model raises, kdnb is still measured
+            peer, why = None, f"transformers failed: {_one_line(error)}"
+    say(f"timing {len(jobs)} things {repeat} times in turn ...")
+    seconds = _interleaved(jobs, repeat)
+    counts = {name: prefill_len if "prefill" in name else max_new_tokens for name in jobs}
+    speeds = {name: counts[name] / float(np.median(times)) for name, times in seconds.items()}
+    result = {
+        "machine": _machine(peer),
         "settings": {
             "target": target.name,
             "backend": repr(target.backend),
             "drafter": None if drafter is None else repr(drafter),
             "prompt_tokens": len(prompt_ids),
+            "prefill_tokens": prefill_len,
             "max_new_tokens": max_new_tokens,
             "node_budget": node_budget,
             "repeat": repeat,
         },
-        "rows": [{"name": name, "tokens_per_second": round(speed, 1)} for name, speed in speeds.items()],
+        "rows": [
+            {"name": name, "tokens_per_second": round(speed, 1), "seconds": seconds[name]}
+            for name, speed in speeds.items()
+        ],
         "ratios": _ratios(speeds, prefill_len),
         "summaries": {name: run.summary() for name, run in last.items()},
         "same_tokens": _same_tokens(last, peer),
         "peak_bytes": peak_bytes,
+        "transformers": why,
     }
+    return {name: value for name, value in result.items() if value is not None}
 
 
-def _interleaved(jobs: dict[str, Callable[[], int]], repeat: int) -> dict[str, float]:
-    """Median tokens per second of each job, all of them in turn so that drift hits them alike."""
-    speeds: dict[str, list[float]] = {name: [] for name in jobs}
-    for job in jobs.values():
-        job()  # warm up
+def _interleaved(jobs: dict[str, Callable[[], int]], repeat: int) -> dict[str, list[float]]:
+    """Seconds of each job, all of them in turn so that drift hits them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeat):
         for name, job in jobs.items():
             began = time.perf_counter()
-            count = job()
-            speeds[name].append(count / (time.perf_counter() - began))
-    return {name: float(np.median(values)) for name, values in speeds.items()}
+            job()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def _open_peer(folder: Path, say: Callable[[str], object]) -> "tuple[_Transformers | None, str | None]":
+    """The checkpoint in transformers, or None and why not."""
+    absent = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if absent:
+        return None, f"{' and '.join(absent)} not installed"
+    say("loading the same checkpoint in transformers ...")
+    try:
+        return _Transformers(folder), None
+    except Exception as error:  # whatever a third party's loader raises, kdnb is still measured
+        return None, f"transformers cannot load it: {_one_line(error)}"
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _ratios(speeds: dict[str, float], prefill_len: int) -> dict[str, float]:
@@ -147,8 +180,20 @@ class _Transformers:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.last_ids: list[int] = []
 
+    @property
+    def num_threads(self) -> int:
+        """Threads that torch computes with."""
+        return int(self._torch.get_num_threads())
+
+    @staticmethod
+    @contextmanager
+    def _quietly() -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # names of arguments that will change
+            yield
+
     def decode(self, prompt_ids: list[int], max_new_tokens: int) -> int:
-        with self._torch.inference_mode():
+        with self._torch.inference_mode(), self._quietly():
             out = self._model(self._torch.tensor([prompt_ids]), use_cache=True, logits_to_keep=1)
             ids = [int(out.logits[0, -1].argmax())]
             while len(ids) < max_new_tokens:
@@ -160,12 +205,12 @@ class _Transformers:
         return len(ids)
 
     def prefill(self, token_ids: list[int]) -> int:
-        with self._torch.inference_mode():
+        with self._torch.inference_mode(), self._quietly():
             self._model(self._torch.tensor([token_ids]), use_cache=True, logits_to_keep=1)
         return len(token_ids)
 
 
-def _machine() -> dict[str, Any]:
+def _machine(peer: "_Transformers | None") -> dict[str, Any]:
     names = ("numpy", "torch", "transformers")
     versions = {}
     for name in names:
@@ -176,7 +221,9 @@ def _machine() -> dict[str, Any]:
     threads = {
         key: os.environ[key] for key in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") if key in os.environ
     }
+    facts: dict[str, Any] = {} if peer is None else {"torch_threads": peer.num_threads}
     return {
+        **facts,
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),

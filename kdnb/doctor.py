@@ -4,10 +4,12 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 PACKAGES = (
@@ -23,15 +25,19 @@ PACKAGES = (
     ("platformdirs", "base"),
     ("click", "base"),
     ("jupyterlab", "lab"),
+    ("ipykernel", "lab"),
+    ("jupyterlab_widgets", "base"),
     ("nbval", "test"),
     ("cuda-python", "cu13"),
     ("cuda-core", "cu13"),
     ("nvidia-cuda-nvrtc", "cu13"),
+    ("nvidia-cuda-nvrtc-cu12", "cu12"),
     ("nvmath-python", "cu13"),
     ("torch", "reference"),
     ("transformers", "reference"),
 )
 CUDA_SUCCESS = 0
+COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 @dataclass(frozen=True)
@@ -70,16 +76,18 @@ def examine() -> dict[str, Any]:
     }
 
 
+def install_line(extra: str = "") -> str:
+    """The command that installs kdnb with an extra, from where this copy came from."""
+    clone = Path(__file__).parent.parent
+    wanted = f"[{extra}]" if extra else ""
+    if (clone / "pyproject.toml").is_file():
+        return f'{shlex.quote(sys.executable)} -m pip install -e "{clone}{wanted}"'
+    return f'{shlex.quote(sys.executable)} -m pip install "kdnb{wanted}"'
+
+
 def _abilities(packages: dict[str, str | None]) -> list[Ability]:
-    missing = [name for name, extra in PACKAGES if extra == "base" and packages[name] is None]
-    numpy_works = packages["numpy"] is not None and not missing
     return [
-        Ability(
-            "numpy backend",
-            numpy_works,
-            "all base packages are there" if numpy_works else f"missing: {', '.join(missing)}",
-            "" if numpy_works else "pip install .",
-        ),
+        _numpy(packages),
         _lab(packages),
         _compiler(),
         _cuda(packages),
@@ -87,27 +95,46 @@ def _abilities(packages: dict[str, str | None]) -> list[Ability]:
             "comparison with transformers",
             packages["transformers"] is not None and packages["torch"] is not None,
             "kdnb bench runs it beside kdnb" if packages["transformers"] else "transformers is not installed",
-            "" if packages["transformers"] else 'pip install ".[reference]"',
+            "" if packages["transformers"] else install_line("reference"),
         ),
     ]
 
 
+def _numpy(packages: dict[str, str | None]) -> Ability:
+    """Run the shipped model: only that tells whether it works."""
+    name = "numpy backend"
+    absent = [package for package, extra in PACKAGES if extra == "base" and packages[package] is None]
+    also = f"; not installed: {', '.join(absent)}" if absent else ""
+    mend = install_line() if absent else ""
+    try:
+        import numpy as np
+
+        from kdnb.model import load_target
+
+        finite = bool(np.isfinite(load_target("tiny").logits([1, 2, 3])).all())
+    except Exception as error:  # whatever is broken here is the answer
+        return Ability(name, False, f"{type(error).__name__}: {error}{also}", mend or install_line())
+    if not finite:
+        return Ability(name, False, f"the shipped model's logits are not finite: BLAS is broken{also}", mend)
+    return Ability(name, True, f"the shipped model runs{also}", mend)
+
+
 def _lab(packages: dict[str, str | None]) -> Ability:
     if packages["jupyterlab"] is None:
-        return Ability("notebooks (kdnb lab)", False, "jupyterlab is not installed", 'pip install ".[lab]"')
+        return Ability("notebooks (kdnb lab)", False, "jupyterlab is not installed", install_line("lab"))
     extension = os.path.join(sys.prefix, "share", "jupyter", "labextensions", "anywidget")
     if not os.path.isdir(extension):
         return Ability(
             "notebooks (kdnb lab)",
             False,
             "anywidget's JupyterLab extension is not in this environment",
-            "pip install --force-reinstall anywidget",
+            f"{shlex.quote(sys.executable)} -m pip install --force-reinstall anywidget",
         )
     return Ability("notebooks (kdnb lab)", True, f"jupyterlab {packages['jupyterlab']}")
 
 
 def _compiler() -> Ability:
-    found = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
+    found = next((name for name in COMPILERS if shutil.which(name)), None)
     if found is None and find_spec("ziglang") is not None:
         found = "ziglang"
     reason = "this version of kdnb has no emulated backend yet"
@@ -116,7 +143,7 @@ def _compiler() -> Ability:
 
 def _cuda(packages: dict[str, str | None]) -> Ability:
     what = _driver()
-    nvrtc = packages["nvidia-cuda-nvrtc"]
+    nvrtc = packages["nvidia-cuda-nvrtc"] or packages["nvidia-cuda-nvrtc-cu12"]
     found = f"{what}; NVRTC {nvrtc or 'not installed'}"
     reason = f"this version of kdnb has no cuda backend yet ({found})"
     return Ability("cuda backend", False, reason)

@@ -34,7 +34,7 @@ def refresh(path: Path) -> None:
         path: The notebook.
 
     Raises:
-        ConfigError: if nbclient is not installed.
+        ConfigError: if nbclient is not installed, or a cell fails.
     """
     try:
         import nbclient
@@ -44,9 +44,13 @@ def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
-    nbclient.NotebookClient(
+    client = nbclient.NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
-    ).execute()
+    )
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        raise ConfigError(f"{path.name} cannot be run: {error.ename}: {error.evalue}.") from None
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     notebook.metadata = {

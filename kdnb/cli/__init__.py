@@ -1,8 +1,10 @@
 """The command line. Commands are imported when they are called, so that `kdnb --help` is quick."""
 
 import importlib
+import io
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -49,10 +51,17 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake is one line on standard error and exit status 2.
+
+    Args:
+        args: Words of the command line; None takes the process's own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
-        status = cli.main(prog_name="kdnb", standalone_mode=False)
+        status = cli.main(args, prog_name="kdnb", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except click.ClickException as error:
         error.show()

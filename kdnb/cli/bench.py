@@ -3,13 +3,17 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kdnb.bench import measure
 from kdnb.cli.demo import PROMPT
-from kdnb.cli.options import json_option, model_options, note, open_drafter, open_target, write_json
+from kdnb.cli.options import json_option, model_options, open_drafter, open_target, write_json
+from kdnb.cli.stream import Patience, note
 from kdnb.shipped import SHIPPED, shipped_folder
+from kdnb.trace import STAGES
+from kdnb.view.text import table
 
 
 @click.command()
@@ -50,29 +54,57 @@ def bench(
         os.execv(sys.executable, [sys.executable, "-m", "kdnb", *sys.argv[1:]])
     model = open_target(target, backend, dtype, deterministic, expert_cache_bytes)
     text = [token_id % model.config.vocab_size for token_id in PROMPT.encode()]
-    result = measure(
-        model,
-        open_drafter(drafter, model),
-        model.tokenizer.encode(PROMPT) if model.tokenizer else text,
-        max_new_tokens=max_new_tokens,
-        node_budget=node_budget,
-        prefill_len=prefill_len,
-        repeat=repeat,
-        folder=shipped_folder(target, "target") if target in SHIPPED else Path(target),
-        say=note,
-    )
+    draft_model = open_drafter(drafter, model)
+    with Patience("measuring") as patience:
+
+        def say(step: str) -> None:
+            patience.beat()
+            note(step)
+            patience.rename(step.removesuffix(" ..."))
+
+        result = measure(
+            model,
+            draft_model,
+            model.tokenizer.encode(PROMPT) if model.tokenizer else text,
+            max_new_tokens=max_new_tokens,
+            node_budget=node_budget,
+            prefill_len=prefill_len,
+            repeat=repeat,
+            folder=shipped_folder(target, "target") if target in SHIPPED else Path(target),
+            say=say,
+        )
     if json_file is not None:
         write_json(result, json_file)
-        return
-    machine = result["machine"]
-    click.echo(f"{machine['processor']}, {machine['cores']} cores, {machine['versions']}")
-    for row in result["rows"]:
-        click.echo(f"  {row['name']:<28} {row['tokens_per_second']:>10.1f} tokens/s")
-    for name, ratio in result["ratios"].items():
-        click.echo(f"  {name:<28} {ratio:>10.2f} x")
+    if json_file != "-":
+        click.echo(_report(result))
+
+
+def _report(result: dict[str, Any]) -> str:
+    machine, settings = result["machine"], result["settings"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    threads = ", ".join(f"{name}={value}" for name, value in machine["threads"].items())
+    lines = [
+        f"{machine['processor']}, {machine['cores']} cores, python {machine['python']}, {versions}",
+        f"threads: {threads or 'as the libraries choose'}; {settings['target']} on {settings['backend']}; "
+        f"medians of {settings['repeat']}, all in turn",
+        "",
+    ]
+    rows = [["", "tokens/s"]]
+    rows += [[row["name"], f"{row['tokens_per_second']:.1f}"] for row in result["rows"]]
+    lines += [table(rows), ""]
+    if result["ratios"]:
+        ratios = [[name, f"{ratio:.2f} x"] for name, ratio in result["ratios"].items()]
+        lines += [table([["", "times as fast"], *ratios]), ""]
+    stages = [["us per round", "emitted", *STAGES]]
     for name, summary in result["summaries"].items():
-        stages = ", ".join(f"{s} {us / summary['num_rounds']:.0f}" for s, us in summary["times_us"].items())
-        click.echo(f"  {name}: {summary['mean_emitted_per_round']:.2f} emitted a round; us a round: {stages}")
-    click.echo(f"  same tokens everywhere: {'yes' if result['same_tokens'] else 'NO'}")
-    if result["peak_bytes"]:
-        click.echo(f"  peak memory of kdnb: {result['peak_bytes'] / 2**20:.0f} MiB")
+        if summary["num_rounds"]:
+            means = (summary["times_us"][stage] / summary["num_rounds"] for stage in STAGES)
+            emitted = f"{summary['mean_emitted_per_round']:.2f}"
+            stages.append([name, emitted, *(f"{mean:.0f}" for mean in means)])
+    lines.append(table(stages))
+    lines.append(f"\nsame tokens everywhere: {'yes' if result['same_tokens'] else 'NO'}")
+    if "peak_bytes" in result:
+        lines.append(f"peak memory of kdnb: {result['peak_bytes'] / 2**20:.0f} MiB")
+    if "transformers" in result:
+        lines.append(f"without transformers: {result['transformers']}")
+    return "\n".join(lines)

@@ -18,7 +18,7 @@ def doctor(json_file: str | None) -> None:
     works = found["abilities"][0]["works"]
     if json_file is not None:
         write_json({"kdnb": __version__, **found}, json_file)
-    else:
+    if json_file != "-":
         click.echo(f"kdnb {__version__}, Python {found['python']}, {found['platform']}")
         click.echo(f"{found['cores']} cores, numpy with {found['blas']}\n")
         for ability in found["abilities"]:
@@ -27,6 +27,6 @@ def doctor(json_file: str | None) -> None:
                 click.echo(f"     {ability['mend']}")
         click.echo("\npackages:")
         for name, version in found["packages"].items():
-            click.echo(f"  {name:<18} {version or '-'}")
+            click.echo(f"  {name:<24} {version or '-'}")
     if not works:
         raise click.exceptions.Exit(1)

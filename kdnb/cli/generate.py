@@ -55,9 +55,11 @@ def generate(
     The text is streamed to standard output; with --json FILE the whole run (tokens, rounds, summary) is
     written as well, with --json alone nothing but the JSON.
     """
-    if (prompt is None) == (prompt_ids is None):
+    asked: str | list[int] | None = prompt
+    if prompt_ids is not None:
+        asked = _ids(prompt_ids, "--prompt-ids")
+    if asked is None or None not in (prompt, prompt_ids):
         raise click.UsageError("Give one of --prompt and --prompt-ids.")
-    asked = _ids(prompt_ids, "--prompt-ids") if prompt is None else prompt
     stops = None if stop_ids is None else [] if stop_ids == "none" else _ids(stop_ids, "--stop-ids")
     model = open_target(target, backend, dtype, deterministic, expert_cache_bytes)
     draft_model = open_drafter(drafter, model)
@@ -70,7 +72,7 @@ def generate(
             nonlocal count
             count += 1
             if quiet:
-                patience.beat(f"{count} of {settings['max_new_tokens']} tokens")
+                patience.rename(f"decoding: {count} of {settings['max_new_tokens']} tokens")
             else:
                 patience.stop()
                 click.echo(stream.push(token_id), nl=False)

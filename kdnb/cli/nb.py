@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from kdnb.cli.options import json_option, note, write_json
+from kdnb.cli.options import json_option, write_json
+from kdnb.cli.stream import note
 from kdnb.errors import ConfigError
 from kdnb.notebooks import faults, notebooks_dir
 from kdnb.notebooks import refresh as run_notebook

@@ -91,9 +91,11 @@ def open_target(
             expert_cache_bytes=expert_cache_bytes,
         )
         if model.mapped_bytes >= LARGE_BYTES:
+            patience.beat()
             note(f"mapped {model.mapped_bytes / 2**30:.1f} GiB of {model.name}")
-            patience.beat("reading a sample to estimate the first token")
+            patience.rename("reading a sample to estimate the first token")
             seconds = first_token_seconds(model)
+            patience.beat()
             note(
                 f"the first token will take about {seconds:.0f} s: its weights are read and dequantized "
                 "when they are first used"

@@ -23,13 +23,12 @@ def note(text: str) -> None:
 
 def use_color() -> bool:
     """Whether standard output is a terminal that wants colours (NO_COLOR is respected)."""
-    terminal = click.get_text_stream("stdout").isatty()
-    return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def ascii_only() -> bool:
     """Whether standard output cannot take box-drawing characters."""
-    encoding = getattr(click.get_text_stream("stdout"), "encoding", None) or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         "┡█→".encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -71,14 +70,14 @@ class Streamer:
 
 
 def safe(text: str) -> str:
-    """Text without control characters that could change a terminal; \\x1b becomes visible."""
+    """Text without control characters that could change a terminal: they become visible codes."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 class Patience:
     """Says on standard error that work goes on, when nothing else was shown for a while.
 
-    Use as a context; `beat` puts the next sign off, `stop` ends them early.
+    Use as a context; `stop` ends the signs early.
 
     Args:
         what: What is going on.
@@ -103,11 +102,15 @@ class Patience:
     ) -> None:
         self.stop()
 
-    def beat(self, what: str | None = None) -> None:
-        """Something was shown; go on waiting for the next thing, `what` if it has another name."""
+    def rename(self, what: str) -> None:
+        """Something else is going on now."""
+        with self._lock:
+            self._what = what
+
+    def beat(self) -> None:
+        """Something is about to be shown: make room for it, and wait again."""
         with self._lock:
             self._clear()
-            self._what = what or self._what
             self._last, self._silence = time.monotonic(), SILENCE
 
     def stop(self) -> None:

@@ -1,14 +1,18 @@
 """`kdnb view`: step through a trace in a terminal."""
 
-import os
+import sys
 
 import click
 
 from kdnb.cli.options import json_option, write_json
+from kdnb.cli.stream import ascii_only, use_color
 from kdnb.run import Run
 from kdnb.view.text import draw_round, run_table
 
 KEYS = "n next, p previous, m mask on/off, q quit"
+LEAVE = ("q", "Q", "\x1b", "\x03", "\x04")
+FORWARD = ("n", "N", " ", "\r", "\n", "\x1b[C", "\x1bOC", "\xe0M")  # the right arrow of each system
+BACK = ("p", "P", "\x1b[D", "\x1bOD", "\xe0K")
 
 
 @click.command()
@@ -29,32 +33,35 @@ def view(trace: str, number: int | None, no_mask: bool, json_file: str | None) -
         write_json([step.to_json() for step in chosen], json_file)
         return
     click.echo(run_table(run))
-    terminal = click.get_text_stream("stdout").isatty() and click.get_text_stream("stdin").isatty()
-    color = terminal and "NO_COLOR" not in os.environ
-    if number is not None or not terminal or not run.rounds:
-        for index in range(len(run.rounds)) if number is None else [number]:
-            click.echo(_page(run, index, color, not no_mask))
+    if number is None and run.rounds and _is_interactive():
+        _step(run, not no_mask)
         return
-    _step(run, color, not no_mask)
+    for index in range(len(run.rounds)) if number is None else [number]:
+        click.echo(_page(run, index, not no_mask))
 
 
-def _page(run: Run, index: int, color: bool, mask: bool) -> str:
-    head = f"\nround {index} of 0 to {len(run.rounds) - 1}, position {run.rounds[index].prefix_len}"
-    return head + "\n" + draw_round(run.rounds[index], run.token_text, color=color, mask=mask)
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _step(run: Run, color: bool, mask: bool) -> None:
+def _page(run: Run, index: int, mask: bool) -> str:
+    step = run.rounds[index]
+    drawn = draw_round(step, run.token_text, color=use_color(), mask=mask, ascii_only=ascii_only())
+    return f"\nround {index} (0 to {len(run.rounds) - 1}), root at position {step.prefix_len}\n{drawn}"
+
+
+def _step(run: Run, mask: bool) -> None:
     index = 0
     while True:
         click.clear()
-        click.echo(_page(run, index, color, mask))
+        click.echo(_page(run, index, mask))
         click.echo(f"\n{KEYS}")
         key = click.getchar()
-        if key in ("q", "\x1b", "\x03", "\x04"):
+        if key in LEAVE:
             return
-        if key in ("n", " ", "\r", "\x1b[C"):
+        if key in FORWARD:
             index = min(index + 1, len(run.rounds) - 1)
-        elif key in ("p", "\x1b[D"):
+        elif key in BACK:
             index = max(index - 1, 0)
-        elif key == "m":
+        elif key in ("m", "M"):
             mask = not mask

@@ -50,6 +50,8 @@ def resolve(policy: str | TreePolicy) -> TreePolicy:
         if policy not in BUILT_IN:
             raise ConfigError(f'policy "{policy}" is unknown; use one of {", ".join(BUILT_IN)}.')
         return BUILT_IN[policy]
+    if isinstance(policy, type):
+        raise ConfigError(f"policy is the class {policy.__name__}; pass an object: {policy.__name__}().")
     if not callable(policy):
         raise ConfigError(f"policy is {policy!r}; pass a name or a TreePolicy.")
     return policy

@@ -25,11 +25,15 @@ class TreePolicy(Protocol):
         """
 
 
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse a value that is not an integer from `least` up (ConfigError)."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ConfigError(f"{name} is {value!r}; use an integer from {least} up.")
+
+
 def check_node_budget(node_budget: int) -> None:
     """Refuse a budget that is not an integer from 0 up (ConfigError)."""
-    wrong_type = isinstance(node_budget, bool) or not isinstance(node_budget, int | np.integer)
-    if wrong_type or node_budget < 0:
-        raise ConfigError(f"node_budget is {node_budget!r}; use an integer from 0 up.")
+    check_whole("node_budget", node_budget, 0)
 
 
 def check_tree(tree: object, root_id: int, node_budget: int, vocab_size: int) -> None:

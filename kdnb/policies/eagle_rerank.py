@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from kdnb.draft import Draft
-from kdnb.errors import ConfigError
-from kdnb.policies.base import check_node_budget
+from kdnb.policies.base import check_node_budget, check_whole
 from kdnb.reference.tree_build import Node, tree_of
 from kdnb.tree import DraftTree
 
@@ -28,8 +27,7 @@ class EagleRerank:
     top_k: int = 10
 
     def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise ConfigError(f"top_k is {self.top_k}; use 1 or more.")
+        check_whole("top_k", self.top_k, 1)
 
     def __call__(self, draft: Draft, node_budget: int) -> DraftTree:
         """Build the tree; see TreePolicy."""

@@ -31,7 +31,7 @@ class Static:
         if len(known) != len(paths):
             raise ConfigError("choices names a path twice.")
         for path in paths:
-            if not path or any(not isinstance(rank, int) or rank < 0 for rank in path):
+            if not path or any(type(rank) is not int or rank < 0 for rank in path):
                 raise ConfigError(f"choices has {path}; a path is one or more ranks from 0 up.")
             if len(path) > 1 and path[:-1] not in known:
                 raise ConfigError(f"choices has {path} but not its beginning {path[:-1]}.")

@@ -10,12 +10,15 @@ from kdnb.policies.base import check_node_budget
 from kdnb.reference.tree_build import tree_build
 from kdnb.tree import DraftTree
 
+ROUNDING = 1e-6  # of a float32 log-prob of a token that matters: log(0.25) must pass for 0.25
+
 
 @dataclass(frozen=True)
 class Threshold:
     """Best-first, but only prefixes with draft probability of at least `min_prob`.
 
-    Small trees where the drafter is sure or lost, large ones in between.
+    Small trees where the drafter is sure or lost, large ones in between. Log-probs are float32, so a prefix
+    within 1e-6 of the bar counts as reaching it.
 
     Args:
         min_prob: In (0, 1].
@@ -27,7 +30,7 @@ class Threshold:
     min_prob: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.min_prob <= 1:
+        if isinstance(self.min_prob, bool) or not 0 < self.min_prob <= 1:
             raise ConfigError(f"min_prob is {self.min_prob}; use a probability in (0, 1].")
 
     def __call__(self, draft: Draft, node_budget: int) -> DraftTree:
@@ -39,7 +42,7 @@ class Threshold:
         assert tree.ranks is not None
         assert tree.draft_log_probs is not None
         # best-first order: what is probable enough comes first
-        kept = 1 + int((tree.scores[1:] >= np.log(self.min_prob)).sum())
+        kept = 1 + int((tree.scores[1:] >= np.log(self.min_prob) - ROUNDING).sum())
         return replace(
             tree,
             token_ids=tree.token_ids[:kept],

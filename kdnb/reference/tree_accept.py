@@ -4,7 +4,7 @@ import numpy as np
 
 from kdnb.acceptance import Acceptance
 from kdnb.arrays import HostArray
-from kdnb.errors import ShapeError
+from kdnb.errors import ShapeError, TokenError
 from kdnb.tree import DraftTree
 
 
@@ -20,6 +20,7 @@ def accept(tree: DraftTree, next_ids: HostArray) -> Acceptance:
 
     Raises:
         ShapeError: if next_ids and tree disagree on the node count.
+        TokenError: if a choice is negative.
     Exact: integer op; every backend must agree bit for bit.
     Source: Ringel & Romano 2026 (arXiv:2604.12989), verification step.
     """
@@ -31,6 +32,9 @@ def accept(tree: DraftTree, next_ids: HostArray) -> Acceptance:
         )
     if not np.issubdtype(chosen.dtype, np.integer):
         raise ShapeError(f"next_ids has dtype {chosen.dtype}; it must hold token ids.")
+    wrong = np.flatnonzero(chosen < 0)
+    if wrong.size:
+        raise TokenError(f"next_ids[{int(wrong[0])}] is {int(chosen[wrong[0]])}; token ids are 0 or more.")
     accepted = [0]
     while True:
         wanted = int(chosen[accepted[-1]])

@@ -2,7 +2,7 @@
 
 from kdnb.errors import ConfigError
 from kdnb.reference.tree_accept import accept
-from kdnb.verify_rules.base import VerifyRule, check_acceptance, check_cuts
+from kdnb.verify_rules.base import VerifyRule, check_acceptance, check_cuts, check_temperature
 from kdnb.verify_rules.greedy import Greedy
 from kdnb.verify_rules.multi_round_rejection import MultiRoundRejection
 from kdnb.verify_rules.sample_and_walk import SampleAndWalk
@@ -34,14 +34,17 @@ def resolve(
     Raises:
         ConfigError: if a value is out of range, or both a rule and sampling parameters are given.
     """
-    if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
-        raise ConfigError(f"temperature is {temperature!r}; use 0 (greedy) or a number above.")
+    check_temperature(temperature)
     check_cuts(top_k, top_p)
     if verify_rule is None:
         return Greedy() if temperature == 0 else SampleAndWalk(temperature, top_k, top_p)
     if (temperature, top_k, top_p) != (0.0, 0, 1.0):
         raise ConfigError(
             f"verify_rule {verify_rule!r} brings its own parameters; leave out temperature, top_k and top_p."
+        )
+    if isinstance(verify_rule, type):
+        raise ConfigError(
+            f"verify_rule is the class {verify_rule.__name__}; pass an object: {verify_rule.__name__}()."
         )
     if not callable(verify_rule) or not isinstance(getattr(verify_rule, "lossless", None), bool):
         raise ConfigError(

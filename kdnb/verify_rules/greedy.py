@@ -10,7 +10,7 @@ from kdnb.arrays import Floats
 from kdnb.noise import Noise
 from kdnb.reference.tree_accept import accept
 from kdnb.tree import DraftTree
-from kdnb.verify_rules.base import check_finite
+from kdnb.verify_rules.base import check_logits
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,14 @@ class Greedy:
 
     def __call__(self, tree: DraftTree, target_logits: Floats, noise: Noise) -> Acceptance:
         """Accept a path; see VerifyRule."""
-        check_finite(target_logits)
-        return accept_argmax(tree, target_logits)
+        check_logits(tree, target_logits)
+        acceptance = accept(tree, target_logits.argmax(axis=1))
+        return replace(acceptance, min_gap=min_gap(target_logits[acceptance.accepted]))
 
 
-def accept_argmax(tree: DraftTree, keys: Floats) -> Acceptance:
-    """Follow the largest key after each node, and record the smallest margin on the kept path."""
-    acceptance = accept(tree, keys.argmax(axis=1))
-    gap = None
-    if keys.shape[1] > 1:
-        best_two = np.partition(keys[acceptance.accepted], -2, axis=1)[:, -2:]
-        gap = float((best_two[:, 1] - best_two[:, 0]).min())
-    return replace(acceptance, min_gap=gap)
+def min_gap(keys: Floats) -> float | None:
+    """The smallest margin by which a row's largest key won; None where there is one token only."""
+    if keys.shape[1] < 2:
+        return None
+    best_two = np.partition(keys, -2, axis=1)[:, -2:].astype(np.float64)
+    return float((best_two[:, 1] - best_two[:, 0]).min())

@@ -7,12 +7,11 @@ import numpy as np
 
 from kdnb.acceptance import Acceptance
 from kdnb.arrays import Float64, Floats
-from kdnb.errors import VerifyRuleError
+from kdnb.errors import ShapeError, VerifyRuleError
 from kdnb.noise import Noise
-from kdnb.reference.top_k import log_sum_exp
-from kdnb.reference.transforms import transform_logits
+from kdnb.reference.transforms import draw_token, softmax, transform_logits
 from kdnb.tree import DraftTree
-from kdnb.verify_rules.base import check_finite, check_sampling
+from kdnb.verify_rules.base import check_logits, check_sampling
 
 REJECTION_STREAM = 2  # of the accept-or-reject draws and the residual draw
 
@@ -51,20 +50,25 @@ class MultiRoundRejection:
         Raises:
             VerifyRuleError: if the tree does not say what its children were drawn from.
         """
-        check_finite(target_logits)
+        check_logits(tree, target_logits)
         if tree.sampled_from is None and tree.num_nodes > 1:
             raise VerifyRuleError(
                 "MultiRoundRejection needs a tree whose children were drawn from known probabilities "
-                '(tree.sampled_from); use the policy "sampled", or SampleAndWalk.'
+                '(tree.sampled_from); use the policy "sampled" with a drafter that hands context.noise on to '
+                "its Draft, or the rule SampleAndWalk."
+            )
+        vocab_size = target_logits.shape[1]
+        if tree.sampled_from is not None and tree.sampled_from.shape[1] != vocab_size:
+            raise ShapeError(
+                f"tree.sampled_from has {tree.sampled_from.shape[1]} tokens per depth but the target has "
+                f"{vocab_size}; the drafter belongs to another vocabulary."
             )
         accepted = [0]
         while True:
             node = accepted[-1]
             depth = int(tree.depths[node])
-            scaled = transform_logits(
-                target_logits[node : node + 1], self.temperature, self.top_k, self.top_p
-            )
-            target = np.exp(scaled - log_sum_exp(scaled))[0]
+            row = target_logits[node : node + 1]
+            target = softmax(transform_logits(row, self.temperature, self.top_k, self.top_p))[0]
             children = tree.children[node]
             draws = noise.uniform(depth, REJECTION_STREAM, len(children) + 1)
             kept = None
@@ -73,7 +77,7 @@ class MultiRoundRejection:
                 draft = tree.sampled_from[depth].astype(np.float64)
                 kept, target = _try_children(tree, children, target, draft, draws)
             if kept is None:
-                return Acceptance(np.array(accepted, dtype=np.int32), _draw(target, draws[-1]))
+                return Acceptance(np.array(accepted, dtype=np.int32), draw_token(target, draws[-1]))
             accepted.append(kept)
 
 
@@ -83,21 +87,18 @@ def _try_children(
     """Return the accepted child, or None and what is left of the target's distribution."""
     for child, draw in zip(children, draws.tolist(), strict=False):
         token_id = int(tree.token_ids[child])
-        draft = draft / draft.sum()
-        if draft[token_id] <= 0:
+        if not draft[token_id] > 0:
             raise VerifyRuleError(
-                f"node {child} is token {token_id}, which tree.sampled_from gives no probability."
+                f"node {child} is token {token_id}, which tree.sampled_from gives no probability; "
+                "children must be drawn from it without replacement."
             )
+        draft = draft / draft.sum()
         if draw * draft[token_id] < target[token_id]:
             return child, target
         residual = np.maximum(target - draft, 0)
-        target = residual / residual.sum()
-        draft = draft.copy()
+        left = residual.sum()
+        if left == 0:  # target and draft are equal but for rounding: nothing was to be rejected
+            return child, target
+        target = residual / left
         draft[token_id] = 0
     return None, target
-
-
-def _draw(probs: Float64, draw: float) -> int:
-    """The token whose share of [0, 1) holds `draw`."""
-    edges = np.cumsum(probs)
-    return int(np.searchsorted(edges, draw * edges[-1], side="right"))

@@ -1,17 +1,21 @@
 """Sampling that gives the text of plain sampling, whatever the tree."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
 
 from kdnb.acceptance import Acceptance
-from kdnb.arrays import Floats
+from kdnb.arrays import Float64, Floats, Int32
 from kdnb.noise import Noise
 from kdnb.reference.transforms import transform_logits
+from kdnb.reference.tree_accept import accept
 from kdnb.tree import DraftTree
-from kdnb.verify_rules.base import check_finite, check_sampling
-from kdnb.verify_rules.greedy import accept_argmax
+from kdnb.verify_rules.base import check_logits, check_sampling
+from kdnb.verify_rules.greedy import min_gap
+
+VALUES_AT_ONCE = 1 << 22  # float64 keys in memory: a large tree over a large vocabulary goes in parts
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,18 @@ class SampleAndWalk:
 
     def __call__(self, tree: DraftTree, target_logits: Floats, noise: Noise) -> Acceptance:
         """Accept a path; see VerifyRule."""
-        check_finite(target_logits)
-        keys = transform_logits(target_logits, self.temperature, self.top_k, self.top_p)
-        for depth in np.unique(tree.depths).tolist():  # nodes of one depth share a position
-            keys[tree.depths == depth] += noise.gumbel(depth, keys.shape[1])
-        return accept_argmax(tree, keys)
+        check_logits(tree, target_logits)
+        vocab_size = target_logits.shape[1]
+        gumbel = cache(lambda depth: noise.gumbel(depth, vocab_size))  # nodes of one depth share a position
+
+        def keys(nodes: Int32) -> Float64:
+            scaled = transform_logits(target_logits[nodes], self.temperature, self.top_k, self.top_p)
+            for row, depth in enumerate(tree.depths[nodes].tolist()):
+                scaled[row] += gumbel(depth)
+            return scaled
+
+        step = max(1, VALUES_AT_ONCE // vocab_size)
+        nodes = np.arange(tree.num_nodes, dtype=np.int32)
+        parts = [nodes[start : start + step] for start in range(0, tree.num_nodes, step)]
+        acceptance = accept(tree, np.concatenate([keys(part).argmax(axis=1) for part in parts]))
+        return replace(acceptance, min_gap=min_gap(keys(acceptance.accepted)))

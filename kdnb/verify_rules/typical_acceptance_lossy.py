@@ -11,7 +11,7 @@ from kdnb.errors import ConfigError
 from kdnb.noise import Noise
 from kdnb.reference.top_k import log_sum_exp
 from kdnb.tree import DraftTree
-from kdnb.verify_rules.base import check_finite
+from kdnb.verify_rules.base import check_logits
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TypicalAcceptanceLossy:
 
     def __call__(self, tree: DraftTree, target_logits: Floats, noise: Noise) -> Acceptance:
         """Accept a path; see VerifyRule."""
-        check_finite(target_logits)
+        check_logits(tree, target_logits)
         rows = target_logits.astype(np.float64)
         log_probs = rows - log_sum_exp(rows)
         probs = np.exp(log_probs)
