@@ -45,7 +45,7 @@ class TypicalAcceptanceLossy:
         rows = target_logits.astype(np.float64)
         log_probs = rows - log_sum_exp(rows)
         probs = np.exp(log_probs)
-        entropy = -np.where(probs > 0, probs * log_probs, 0.0).sum(axis=1)
+        entropy = -(probs * np.where(probs > 0, log_probs, 0.0)).sum(axis=1)
         bar = np.minimum(self.epsilon, self.delta * np.exp(-entropy))
         reached = [0] * tree.num_nodes  # depth of the path of passing nodes that ends here
         best = 0
