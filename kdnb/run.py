@@ -54,7 +54,7 @@ class Run:
         )
 
     def __str__(self) -> str:
-        from kdnb.view.text import run_table
+        from kdnb.view.tables import run_table
 
         return run_table(self)
 

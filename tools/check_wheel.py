@@ -1,6 +1,6 @@
 """Check that a wheel is what users should get: pure Python, small, and with everything inside.
 
-    python tools/check_wheel.py dist/kdnb-*.whl
+Use: python tools/check_wheel.py dist/kdnb-*.whl
 """
 
 import sys

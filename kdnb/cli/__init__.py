@@ -25,8 +25,20 @@ COMMANDS = {  # name -> "module:attribute", in the order of the help
 }
 
 
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
 class LazyGroup(click.Group):
     """A group whose commands live in modules of their own."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command to run."""
+        if args[0] == "demo":  # its matrices are so small that more threads only wait for each other,
+            for name in BLAS_THREADS:  # for seconds where other programs want the cores
+                os.environ.setdefault(name, "1")  # read when numpy is loaded, which it is not yet
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of COMMANDS."""

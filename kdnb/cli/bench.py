@@ -13,7 +13,7 @@ from kdnb.cli.options import json_option, model_options, open_drafter, open_targ
 from kdnb.cli.stream import Patience, note
 from kdnb.shipped import SHIPPED, shipped_folder
 from kdnb.trace import STAGES
-from kdnb.view.text import table
+from kdnb.view.tables import table
 
 
 @click.command()

@@ -13,7 +13,8 @@ from kdnb.run import Run
 from kdnb.settings import Settings
 from kdnb.trace import RoundTrace
 from kdnb.view.glyphs import Ink
-from kdnb.view.text import draw_round, table
+from kdnb.view.tables import table
+from kdnb.view.text import draw_round
 
 PROMPT = "class Reader:\n\tdef __init__(self, fp):\n\t\tself.fp = fp\n\n\tdef read(self, size=-1):\n\t\tif "
 NUM_TOKENS = 160

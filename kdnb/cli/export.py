@@ -10,7 +10,8 @@ from kdnb.errors import KdnbError, TraceError
 from kdnb.run import Run, read_trace_json, write_whole
 from kdnb.tree import DraftTree
 from kdnb.view.svg import round_svg, run_svg, tree_svg
-from kdnb.view.text import draw_round, draw_tree, rounds_table, run_table
+from kdnb.view.tables import rounds_table, run_table
+from kdnb.view.text import draw_round, draw_tree
 
 LATER = {".html": "HTML", ".png": "PNG"}
 WRITTEN = (".svg", ".txt")

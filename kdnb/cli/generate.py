@@ -16,7 +16,7 @@ from kdnb.cli.stream import Patience, Streamer, note
 from kdnb.errors import TokenError
 from kdnb.loop import generate as decode
 from kdnb.policies import BUILT_IN
-from kdnb.view.text import run_table
+from kdnb.view.tables import run_table
 
 
 @click.command()

@@ -7,7 +7,8 @@ import click
 from kdnb.cli.options import json_option, write_json
 from kdnb.cli.stream import ascii_only, use_color
 from kdnb.run import Run
-from kdnb.view.text import draw_round, run_table
+from kdnb.view.tables import run_table
+from kdnb.view.text import draw_round
 
 KEYS = "n next, p previous, m mask on/off, q quit"
 LEAVE = ("q", "Q", "\x1b", "\x03", "\x04")

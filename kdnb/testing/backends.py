@@ -68,6 +68,9 @@ def _check_memory(backend: Backend) -> None:
         ),
     ):
         _compare(name, got, want, 0.0)
+    kept = backend.download(backend.upload(ids)).dtype
+    if kept != np.int32:
+        raise CheckFailed(f"upload turned int32 into {kept}; integers keep their dtype.")
     if backend.download(device_x).dtype not in (np.float32, np.float64):
         raise CheckFailed(f"download gave {backend.download(device_x).dtype}, expected float32.")
 

@@ -23,10 +23,10 @@ def bundle(shown: "DraftTree | RoundTrace | Run") -> dict[str, str]:
     """
     from kdnb.run import Run
     from kdnb.trace import RoundTrace
-    from kdnb.view import svg, text
+    from kdnb.view import svg, tables, text
 
     if isinstance(shown, Run):
-        picture, words = svg.run_svg(shown), text.run_table(shown, times=False)
+        picture, words = svg.run_svg(shown), tables.run_table(shown, times=False)
     elif isinstance(shown, RoundTrace):
         picture, words = svg.round_svg(shown, max_nodes=MAX_NODES), text.draw_round(shown, times=False)
     else:

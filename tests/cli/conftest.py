@@ -1,11 +1,11 @@
 """Running the command line inside the test process, and recording traces once."""
 
-import sys
+import os
 from dataclasses import dataclass
 
 import pytest
 
-from kdnb.cli import main
+from kdnb.cli import BLAS_THREADS, main
 
 
 @dataclass
@@ -16,8 +16,10 @@ class Result:
 
 
 @pytest.fixture
-def kdnb(capsys):
+def kdnb(capsys, monkeypatch):
     """kdnb("demo", "--json") -> exit status, standard output, standard error."""
+    for name in BLAS_THREADS:  # what demo sets is set back
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
 
     def run(*args):
         capsys.readouterr()
@@ -42,8 +44,3 @@ def traces(tmp_path_factory):
     kdnb.generate(target, prompt, drafter, node_budget=16, trace="full", **choices).save(folder / "tree.json")
     kdnb.generate(target, prompt, **choices).save(folder / "plain.json")
     return folder
-
-
-@pytest.fixture
-def python():
-    return sys.executable

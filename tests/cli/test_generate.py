@@ -104,6 +104,14 @@ def test_a_users_mistake_is_one_line_and_status_2(kdnb, words, message):
     assert len(errors) == 1
 
 
+def test_a_large_checkpoint_says_what_to_expect(kdnb, monkeypatch):
+    monkeypatch.setattr("kdnb.cli.options.LARGE_BYTES", 1000)
+    result = kdnb("generate", "--prompt", "x", "--max-new-tokens", 2, "--json")
+    assert "mapped 0.0 GiB of tiny" in result.err
+    assert "the first token will take about 0 s" in result.err
+    assert len(json.loads(result.out)["token_ids"]) == 2
+
+
 def test_interrupting_keeps_what_was_decoded(kdnb, tmp_path, monkeypatch):
     count = 0
     push = Streamer.push

@@ -88,6 +88,20 @@ def test_ctrl_c_is_status_130(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_demo_asks_blas_for_one_thread_unless_told_otherwise(given, expected):
+    code = (
+        "import os, sys; from kdnb.cli import main\n"
+        "try: main(['demo', '--max-new-tokens', '1', '--json'])\nexcept SystemExit: pass\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'], file=sys.stderr)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if given:
+        environment["OPENBLAS_NUM_THREADS"] = given
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+    assert done.stderr.decode().strip() == expected
+
+
 def test_doctor_says_what_works(kdnb):
     result = kdnb("doctor")
     assert result.status == 0
@@ -97,7 +111,7 @@ def test_doctor_says_what_works(kdnb):
     assert data["kdnb"] == package.__version__
     assert data["packages"]["numpy"]
     assert {"python", "platform", "cores", "blas", "abilities"} <= set(data)
-    assert [ability["works"] for ability in data["abilities"]][0] is True
+    assert data["abilities"][0]["works"] is True
 
 
 def test_doctor_on_a_machine_that_lacks_things(kdnb, monkeypatch):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdnb.errors import ShapeError
-from kdnb.reference.top_k import top_k, top_k_log_probs
+from kdnb.reference.top_k import SORT_AT_MOST, top_k, top_k_log_probs
 
 
 @settings(max_examples=200, deadline=None)
@@ -41,3 +41,35 @@ def test_large_logits_do_not_overflow():
 def test_nan_is_refused():
     with pytest.raises(ShapeError, match="row 1 holds NaN"):
         top_k(np.array([[0.0, 1.0], [np.nan, 0.0]]), 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.0]), min_size=1, max_size=40), st.integers(0, 45))
+def test_sorting_and_partitioning_agree(values, k):
+    """A small vocabulary is sorted, a large one partitioned: same ids, ties at the cut included."""
+    logits = np.array([values], dtype=np.float32)
+    padded = np.full((1, SORT_AT_MOST + len(values)), -np.inf, dtype=np.float32)
+    padded[:, : len(values)] = logits
+    count = min(k, len(values))
+    np.testing.assert_array_equal(top_k(padded, count), top_k(logits, count))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.nan, "row 1 holds NaN"),
+        (np.inf, "row 1 holds plus infinity"),
+        (-np.inf, "row 1 holds minus infinity"),
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [3, SORT_AT_MOST + 1])
+def test_log_probs_of_a_broken_row_are_refused(value, message, vocab_size):
+    logits = np.zeros((2, vocab_size), dtype=np.float32)
+    logits[1] = value
+    with pytest.raises(ShapeError, match=message):
+        top_k_log_probs(logits, 2)
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ShapeError, match="k is -1"):
+        top_k(np.zeros((1, 3)), -1)

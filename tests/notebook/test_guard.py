@@ -1,4 +1,4 @@
-"""The guard around nbval: it is green on stripped outputs and unknown magics, so notebooks are checked first."""
+"""The guard around nbval, which is green on stripped outputs and unknown magics."""
 
 import copy
 import json
@@ -62,11 +62,17 @@ BREAK = {
     "no cell asserts": lambda n: [c.update(source="1") for c in n["cells"]],
     "ends in ';'": lambda n: cell(n).update(source="assert True;"),
     "uses interact": lambda n: cell(n).update(source="assert interact(f)"),
-    "stores an error: ValueError": lambda n: cell(n).update(outputs=[{"output_type": "error", "ename": "ValueError"}]),
-    "a magic is unknown": lambda n: cell(n).update(
-        outputs=[{"output_type": "stream", "name": "stderr", "text": "UsageError: Cell magic `%%x` not found."}]
+    "stores an error: ValueError": lambda n: cell(n).update(
+        outputs=[{"output_type": "error", "ename": "ValueError"}]
     ),
-    "stores a path of one machine": lambda n: cell(n)["outputs"][0]["data"].update({"text/plain": "/home/me/x"}),
+    "a magic is unknown": lambda n: cell(n).update(
+        outputs=[
+            {"output_type": "stream", "name": "stderr", "text": "UsageError: Cell magic `%%x` not found."}
+        ]
+    ),
+    "stores a path of one machine": lambda n: cell(n)["outputs"][0]["data"].update(
+        {"text/plain": "/home/me/x"}
+    ),
     "names a path of one machine": lambda n: cell(n).update(source="assert open('/home/me/x')"),
     "stores a PNG of": lambda n: cell(n)["outputs"][0]["data"].update({"image/png": "A" * 200_000}),
 }
@@ -89,7 +95,15 @@ def test_each_fault_is_named(tmp_path, message):
 
 def run_nbval(path):
     sanitize = Path(__file__).parents[2] / "notebooks" / "sanitize.cfg"
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=60"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--nbval",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=60",
+    ]
     command += [f"--nbval-sanitize-with={sanitize}", "-p", "no:cacheprovider", "-c", "nothing.ini", path.name]
     (path.parent / "nothing.ini").write_text("[pytest]\n")
     return subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=180)

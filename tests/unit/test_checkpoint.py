@@ -302,9 +302,17 @@ def test_long_lists_are_cut(tmp_path):
         kdnb.load_target(folder)
 
 
-@pytest.mark.parametrize("name", ["model.layers.2.eh_proj.weight", "model.layers.61.mlp.experts.0.up_proj.weight",
-                                  "model.layers.2.layers.0.x.weight", "vision_tower.a.weight", "mm_projector.b.weight",
-                                  "model.layers.0.self_attn.rotary_emb.inv_freq"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.2.eh_proj.weight",
+        "model.layers.61.mlp.experts.0.up_proj.weight",
+        "model.layers.2.layers.0.x.weight",
+        "vision_tower.a.weight",
+        "mm_projector.b.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+    ],
+)
 def test_what_the_forward_does_not_use_is_ignored(tmp_path, name):
     folder = write_checkpoint(tmp_path / "m")
     damaged(folder, add={name: np.full(2, np.nan, np.float32)})

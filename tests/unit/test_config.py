@@ -158,8 +158,8 @@ def test_broken_files(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json is not in"):
         TargetConfig.from_folder(tmp_path)
     path = tmp_path / "config.json"
+    path.write_text("{")
     with pytest.raises(ConfigError, match="is not a folder"):
-        path.write_text("{")
         TargetConfig.from_folder(path)
     with pytest.raises(ConfigError, match="is not JSON .line 1, column 2"):
         TargetConfig.from_folder(tmp_path)

@@ -1,10 +1,14 @@
 """Published golden cases of other projects' tests, and of the DDTree reference code."""
 
+import json
+
 import numpy as np
 import pytest
 
 import kdnb
+from kdnb.reference.cache_compact import compact
 from kdnb.tree import DraftTree
+from tests.support.goldens import DATA
 
 
 def mask_rows(tree):
@@ -119,3 +123,70 @@ def test_reference_code_on_a_case_without_ties():
     six = kdnb.build_tree(np.log(PROBS).astype(np.float32), 6)
     assert six.token_ids.tolist() == tree.token_ids[:7].tolist()
     assert np.exp(six.scores[1:]).sum() == pytest.approx(1.2873, abs=1e-4)
+
+
+def test_sglang_numbers_over_two_requests():
+    """What SGLang's kernel returns for 6 nodes and 4 columns a request."""
+    requests = [
+        ([0, 1, 2, 3, 4, 5], [1, 2, -1, 4, 5, -1], [-1, 3, -1, -1, -1, -1], [3, 18, 18, 4, 5, 18]),
+        ([7, 8, 9, 10, 11, 12], [4, 2, 3, -1, 5, -1], [-1, -1, -1, -1, 1, -1], [11, 18, 18, 18, 12, 18]),
+    ]
+    predicts, accept_index, accept_num = np.full(12, -1), np.full((2, 4), -1), []
+    for request, (ids, first, sibling, choice) in enumerate(requests):
+        acceptance = kdnb.accept(DraftTree.from_sglang(ids, first, sibling), choice)
+        rows = 6 * request + acceptance.accepted
+        predicts[rows] = np.array(choice)[acceptance.accepted]
+        accept_index[request, : len(rows)] = rows
+        accept_num.append(acceptance.num_accepted)
+    assert predicts.tolist() == [3, -1, -1, 4, 5, 18, 11, -1, -1, -1, 12, 18]
+    assert accept_index.tolist() == [[0, 3, 4, 5], [6, 10, 11, -1]]
+    assert accept_num == [3, 2]
+
+
+def test_cache_compaction_of_vllm_ddtree():
+    cache = np.arange(16.0).reshape(2, 8, 1)  # two layers; slots 4 and 7 are kept
+    before = cache.copy()
+    compact(cache, 4, np.array([4, 7]) - 4)
+    np.testing.assert_array_equal(cache[:, 4], before[:, 4])
+    np.testing.assert_array_equal(cache[:, 5], before[:, 7])
+    np.testing.assert_array_equal(cache[:, :4], before[:, :4])
+
+
+PAIR = json.loads((DATA / "pair/golden.json").read_text())
+PAIR_ROUNDS = [
+    (f"{prompt['name']}-{budget}-{index}", step)
+    for prompt in PAIR["prompts"]
+    for budget, golden in prompt["ddtree"].items()
+    for index, step in enumerate(golden["rounds"])
+]
+
+
+@pytest.mark.parametrize("field", ["node_ranks", "visibility", "posterior"])
+def test_every_round_of_the_golden_pair(field):
+    """Structure alone: parents, depths, visibility, ranks, and the path that the posterior keeps."""
+    seen = 0
+    for name, step in PAIR_ROUNDS:
+        if field not in step:
+            continue
+        seen += 1
+        tree = DraftTree.from_ddtree(step)
+        assert tree.token_ids[0] == step["root_token"], name
+        back = tree.to_ddtree()
+        for key in ("root_token", "node_token_ids", "node_depths", "parents", "node_scores"):
+            assert back[key] == step[key], name
+        if field == "posterior":
+            acceptance = kdnb.accept(tree, step["posterior"])
+            assert acceptance.accepted.tolist() == step["accepted_indices"], name
+            assert acceptance.bonus_id == step["next_token"], name
+        elif field == "visibility":
+            rows = ["".join("01"[int(bit)] for bit in row[: i + 1]) for i, row in enumerate(tree.visible)]
+            assert rows == step["visibility"], name
+            assert not np.triu(tree.visible, 1).any(), name
+        else:
+            own_rank = [ranks[-1] for ranks in step["node_ranks"]]
+            paths = [tuple(own_rank[node - 1] for node in tree.path(i)[1:]) for i in range(1, tree.num_nodes)]
+            assert paths == [tuple(ranks) for ranks in step["node_ranks"]], name
+            keys = list(zip((-tree.scores[1:]).tolist(), paths, strict=True))
+            gaps = np.diff([score for score, _ in keys])
+            assert all(keys[i] < keys[i + 1] or abs(gap) < 1e-6 for i, gap in enumerate(gaps)), name
+    assert seen == {"node_ranks": 30, "visibility": 90, "posterior": len(PAIR_ROUNDS)}[field]

@@ -52,8 +52,9 @@ def test_kimi_round_trip_and_special_places(kimi):
     assert tokenizer.encode("hello") == [259]
     # special tokens in a text are text
     assert all(i < base for i in tokenizer.encode("<|im_end|>"))
-    for place, name in {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 22: "<think>", 23: "</think>",
-                        254: "[UNK]", 255: "[PAD]", 5: f"<|reserved_token_{base + 5}|>"}.items():  # fmt: skip
+    names = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 22: "<think>", 23: "</think>"}
+    names |= {254: "[UNK]", 255: "[PAD]", 5: f"<|reserved_token_{base + 5}|>"}
+    for place, name in names.items():
         assert tokenizer.token_text(base + place) == name
         assert tokenizer.decode([base + place]) == name
     assert all(isinstance(tokenizer.decode([i]), str) for i in range(base + 256))

@@ -8,7 +8,8 @@ from kdnb.errors import ShapeError
 from kdnb.tree import DraftTree
 from kdnb.view.glyphs import pad, shorten, text_width
 from kdnb.view.layout import hidden_below, tidy_rows
-from kdnb.view.text import draw_mask, draw_round, draw_strip, draw_tree, rounds_table, run_table
+from kdnb.view.tables import rounds_table, run_table
+from kdnb.view.text import draw_mask, draw_round, draw_strip, draw_tree
 from tests.support.traces import TREE, full_round, light_round, small_run, token_text
 
 DRAWN = """\
