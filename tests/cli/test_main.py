@@ -263,6 +263,17 @@ def test_bench_measures_and_says_on_what(kdnb, monkeypatch):
     assert "timing 3 things 2 times in turn" in result.err
 
 
+def test_bench_starts_over_with_the_threads_asked_for():
+    environment = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
+    words = "bench --threads 1 --repeat 1 --max-new-tokens 3 --prefill 4 --no-transformers --json"
+    done = subprocess.run(
+        [sys.executable, "-m", "kdnb", *words.split()], capture_output=True, check=True, env=environment
+    )
+    data = json.loads(done.stdout)
+    assert data["machine"]["threads"] == {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    assert data["transformers"] == "left out"
+
+
 def test_bench_beside_a_peer_that_fails(kdnb, monkeypatch):
     class Broken:
         def __init__(self, folder):
