@@ -77,7 +77,7 @@ def measure(
     for job in jobs.values():
         job()
     peak_bytes = _peak_bytes()
-    peer, why = (None, "no checkpoint folder") if folder is None else _open_peer(folder, say)
+    peer, why = (None, "left out") if folder is None else _open_peer(folder, say)
     if peer is not None:
         theirs = {
             "transformers plain": partial(peer.decode, prompt_ids, max_new_tokens),

@@ -82,9 +82,9 @@ class DraftTree:
         return draw_tree(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        from kdnb.view.svg import tree_svg
+        from kdnb.view import bundle
 
-        return {"image/svg+xml": tree_svg(self), "text/plain": str(self)}
+        return bundle(self)
 
     @classmethod
     def from_parents(

@@ -31,19 +31,16 @@ class Mutation(NamedTuple):
     tests: tuple[str, ...]
 
 
+LOOP, DFLASH, ROUTER = "kdnb/loop.py", "kdnb/drafters/dflash.py", "kdnb/reference/router.py"
+PLACES, ROPE = "positions=prefix_len + tree.depths,", "kdnb/rope_config.py"
+QUANTIZED = "tests/unit/test_checkpoint.py"
 MUTATIONS = {
-    "causal_mask": Mutation("kdnb/loop.py", "visible=tree.visible,", "visible=None,", (TRACES,)),
-    "position_plus_one": Mutation(
-        "kdnb/loop.py",
-        "positions=prefix_len + tree.depths,",
-        "positions=prefix_len + 1 + tree.depths,",
-        (TRACES,),
-    ),
-    "index_positions": Mutation(
-        "kdnb/loop.py", "positions=prefix_len + tree.depths,", "positions=None,", (TRACES,)
-    ),
+    # the loop
+    "causal_mask": Mutation(LOOP, "visible=tree.visible,", "visible=None,", (TRACES,)),
+    "position_plus_one": Mutation(LOOP, PLACES, "positions=prefix_len + 1 + tree.depths,", (TRACES,)),
+    "index_positions": Mutation(LOOP, PLACES, "positions=None,", (TRACES,)),
     "stale_mask": Mutation(
-        "kdnb/loop.py",
+        LOOP,
         "visible=tree.visible,",
         "visible=next((r.tree.visible for r in self.rounds"
         " if r.tree.num_nodes == tree.num_nodes), tree.visible),",
@@ -55,14 +52,97 @@ MUTATIONS = {
         "            pass",
         (TRACES,),
     ),
-    "feature_layer_minus_one": Mutation(
-        "kdnb/drafters/dflash.py", "FEATURE_LAYER", "FEATURE_LAYER - 1", (TRACES,)
-    ),
     "features_not_gathered": Mutation(
-        "kdnb/loop.py",
+        LOOP,
         "kept = {name: take(x, acceptance.accepted)",
         "kept = {name: take(x, np.arange(len(acceptance.accepted)))",
         (TRACES,),
+    ),
+    "overshoot": Mutation(
+        LOOP,
+        "== self.settings.max_new_tokens",
+        "== self.settings.max_new_tokens + 1",
+        ("tests/loop/test_loop.py",),
+    ),
+    # the drafter
+    "feature_layer_minus_one": Mutation(
+        DFLASH, 'f"layers.{layer}.out" for', 'f"layers.{layer - 1}.out" for', (TRACES,)
+    ),
+    "feature_order": Mutation(
+        DFLASH, "for name in self.tap_names]", "for name in self.tap_names[::-1]]", (TRACES,)
+    ),
+    "no_hidden_norm": Mutation(
+        DFLASH,
+        "context = b.rms_norm(context, self._hidden_norm, self.config.rms_norm_eps)",
+        "pass",
+        (TRACES,),
+    ),
+    "drafter_position_plus_one": Mutation(
+        DFLASH,
+        "self._rope(self.context_len, config.block_size)",
+        "self._rope(self.context_len + 1, config.block_size)",
+        (TRACES,),
+    ),
+    "no_k_norm": Mutation(
+        DFLASH,
+        "keys = b.head_norm_rope(b.linear(x, layer.k), layer.k_norm,",
+        "keys = b.head_norm_rope(b.linear(x, layer.k), layer.q_norm,",
+        (TRACES,),
+    ),
+    "draft_temperature": Mutation(
+        "kdnb/draft.py",
+        "ids, log_probs = self._backend.top_k_log_probs(self._logits, k)",
+        "ids, log_probs = self._backend.top_k_log_probs(self._logits / 2, k)",
+        (TRACES,),
+    ),
+    # files
+    "nibble_order": Mutation(
+        "kdnb/checkpoint/quantized.py",
+        "np.right_shift(pairs, 4, out=values[:, :, 1]",
+        "values[:, :, 1] = values[:, :, 0]; np.right_shift(pairs, 4, out=values[:, :, 0]",
+        (QUANTIZED,),
+    ),
+    "offset_7": Mutation("kdnb/checkpoint/quantized.py", "values -= 8", "values -= 7", (QUANTIZED,)),
+    "fp8_divided": Mutation("kdnb/checkpoint/quantized.py", "] *= scales[", "] /= scales[", (QUANTIZED,)),
+    # the forward
+    "no_mscale_squared": Mutation(
+        "kdnb/config.py", " * self.rope.softmax_mscale**2", "", ("tests/unit/test_config.py", TARGETS)
+    ),
+    "beta_defaults": Mutation(
+        ROPE,
+        'beta_fast=read.number("beta_fast", None) or 32.0',
+        "beta_fast=32.0",
+        ("tests/unit/test_config.py",),
+    ),
+    "lora_norm_eps": Mutation(
+        "kdnb/config.py",
+        'read.number("lora_norm_eps", LORA_NORM_EPS)',
+        'read.number("rms_norm_eps")',
+        ("tests/unit/test_config.py",),
+    ),
+    "rope_halves": Mutation(
+        "kdnb/reference/rope.py",
+        "return _rotate(x[..., 0::2], x[..., 1::2], rows)",
+        "return rotate_half(x, rows)",
+        (TARGETS,),
+    ),
+    "bias_in_the_weights": Mutation(
+        ROUTER, "topk_weight = scores[", "topk_weight = choice[", ("tests/kernel/test_router.py",)
+    ),
+    "group_maximum": Mutation(
+        ROUTER, "[:, :, -2:].sum(axis=2)", "[:, :, -1]", ("tests/kernel/test_router.py",)
+    ),
+    "group_mask_zero": Mutation(
+        ROUTER, "outside = -np.inf", "outside = 0.0", ("tests/kernel/test_router.py",)
+    ),
+    "no_shared_expert": Mutation(
+        "kdnb/model.py", 'y = b.add(y, watch(name + "shared_experts.out", shared))', "pass", (TARGETS,)
+    ),
+    "tie_to_the_higher_id": Mutation(
+        "kdnb/reference/top_k.py",
+        "level = np.flatnonzero(values == bar)[: k - len(above)]",
+        "level = np.flatnonzero(values == bar)[::-1][: k - len(above)]",
+        ("tests/kernel/test_top_k.py",),
     ),
 }
 

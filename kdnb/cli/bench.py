@@ -10,10 +10,12 @@ import click
 from kdnb.bench import measure
 from kdnb.cli.demo import PROMPT
 from kdnb.cli.options import json_option, model_options, open_drafter, open_target, write_json
-from kdnb.cli.stream import Patience, note
+from kdnb.cli.stream import Patience, note, restart
 from kdnb.shipped import SHIPPED, shipped_folder
 from kdnb.trace import STAGES
 from kdnb.view.tables import table
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 @click.command()
@@ -29,6 +31,7 @@ from kdnb.view.tables import table
 @click.option(
     "--threads", type=int, default=None, help="Threads of numpy's BLAS and of torch. Default: as they choose."
 )
+@click.option("--no-transformers", is_flag=True, help="Leave transformers out even if it is installed.")
 @json_option
 def bench(
     target: str,
@@ -42,16 +45,17 @@ def bench(
     prefill_len: int,
     repeat: int,
     threads: int | None,
+    no_transformers: bool,
     json_file: str | None,
 ) -> None:
     """Measure prefill, plain and draft-tree decoding, side by side with transformers if installed.
 
     All are run in turn, on the same checkpoint, prompt and threads; medians count.
     """
-    if threads is not None and os.environ.get("OMP_NUM_THREADS") != str(threads):
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    if threads is not None and any(os.environ.get(name) != str(threads) for name in THREADS):
+        for name in THREADS:
             os.environ[name] = str(threads)  # read once by the libraries, so start over
-        os.execv(sys.executable, [sys.executable, "-m", "kdnb", *sys.argv[1:]])
+        restart([sys.executable, "-m", "kdnb", *sys.argv[1:]])
     model = open_target(target, backend, dtype, deterministic, expert_cache_bytes)
     text = [token_id % model.config.vocab_size for token_id in PROMPT.encode()]
     draft_model = open_drafter(drafter, model)
@@ -70,13 +74,17 @@ def bench(
             node_budget=node_budget,
             prefill_len=prefill_len,
             repeat=repeat,
-            folder=shipped_folder(target, "target") if target in SHIPPED else Path(target),
+            folder=None if no_transformers else _folder(target),
             say=say,
         )
     if json_file is not None:
         write_json(result, json_file)
     if json_file != "-":
         click.echo(_report(result))
+
+
+def _folder(target: str) -> Path:
+    return shipped_folder(target, "target") if target in SHIPPED else Path(target)
 
 
 def _report(result: dict[str, Any]) -> str:

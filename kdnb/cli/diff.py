@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from kdnb.cli.options import json_option, write_json
+from kdnb.cli.options import json_option, load_run, write_json
 from kdnb.run import Run
 from kdnb.view.compare import Difference, first_difference, first_token_difference
 
@@ -22,7 +22,7 @@ def diff(first: str, second: str, tokens: bool, json_file: str | None) -> None:
     Compares prompts, trees (tokens, parents, scores to 1e-4), the target's choices, accepted paths, bonus
     tokens and the emitted tokens; not times.
     """
-    a, b = Run.load(first), Run.load(second)
+    a, b = load_run(first), load_run(second)
     found = first_token_difference(a, b) if tokens else first_difference(a, b)
     if json_file is not None:
         write_json({"equal": found is None, "difference": found and asdict(found)}, json_file)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from kdnb.cli.options import json_option, write_json
+from kdnb.cli.options import json_option, load_run, write_json
 from kdnb.errors import KdnbError, TraceError
 from kdnb.run import Run, read_trace_json, write_whole
 from kdnb.tree import DraftTree
@@ -41,7 +41,7 @@ def export(trace: str, output: str, which: str | None, json_file: str | None) ->
     if isinstance(data, dict) and "parents" in data and "rounds" not in data:
         text, shown = _tree(data, suffix, trace), "the tree"
     else:
-        text, shown = _run(Run.load(trace), suffix, which)
+        text, shown = _run(load_run(trace), suffix, which)
     write_whole(output, text if text.endswith("\n") else text + "\n")
     if json_file is not None:
         write_json({"output": output, "shows": shown, "bytes": len(text.encode())}, json_file)

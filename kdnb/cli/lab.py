@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import click
 
 from kdnb.cli.options import json_option, write_json
-from kdnb.cli.stream import note
+from kdnb.cli.stream import note, restart
 from kdnb.doctor import install_line
 from kdnb.errors import ConfigError
 from kdnb.notebooks import notebooks_dir
@@ -40,11 +38,7 @@ def lab(folder: str, no_open: bool, arguments: tuple[str, ...], json_file: str |
     report(folder, copied, json_file)
     if no_open:
         return
-    command = [sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", *arguments]
-    if os.name == "nt":  # there exec would return to the shell at once
-        raise click.exceptions.Exit(subprocess.call(command))
-    sys.stdout.flush()
-    os.execv(sys.executable, command)
+    restart([sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", *arguments])
 
 
 @click.command()

@@ -5,17 +5,18 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kdnb.cli.stream import Patience, note
 from kdnb.drafters import Drafter, load_drafter
-from kdnb.errors import ConfigError
+from kdnb.errors import ConfigError, TraceError
 from kdnb.first_token import first_token_seconds
 from kdnb.model import Target, load_target
 from kdnb.policies import BUILT_IN, TreePolicy
-from kdnb.run import write_whole
+from kdnb.run import Run, write_whole
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 LARGE_BYTES = 2 << 30  # from here on opening a checkpoint says what to expect
@@ -29,9 +30,17 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
         is_flag=False,
         flag_value="-",
         default=None,
+        callback=_check_folder,
         metavar="[FILE]",
         help="Write the result as JSON to FILE, or to standard output.",
     )(command)
+
+
+def _check_folder(_context: click.Context, _option: click.Parameter, json_file: str | None) -> str | None:
+    """Find out before the work, not after it, that a file cannot be written."""
+    if json_file not in (None, "-") and not Path(str(json_file)).parent.is_dir():
+        raise TraceError(f"{json_file!r} cannot be written: its folder does not exist.")
+    return json_file
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +85,16 @@ def write_json(data: Any, json_file: str) -> None:
         click.echo(text)
     else:
         write_whole(json_file, text + "\n")
+
+
+def load_run(path: str) -> Run:
+    """Read a trace; a long one takes seconds.
+
+    Raises:
+        TraceError: if it cannot be read.
+    """
+    with Patience(f"reading {path}"):
+        return Run.load(path)
 
 
 def open_target(

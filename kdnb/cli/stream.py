@@ -1,6 +1,7 @@
 """What a terminal sees while work goes on: tokens as they come, and signs of life."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,14 @@ UNFINISHED = "\ufffd"  # what bytes decode to that are no whole character
 def note(text: str) -> None:
     """Say what is going on, on standard error."""
     click.echo(text, err=True)
+
+
+def restart(command: list[str]) -> None:
+    """Become another program; on Windows, where exec would return to the shell at once, wait for it."""
+    sys.stdout.flush()
+    if os.name == "nt":
+        raise click.exceptions.Exit(subprocess.call(command))
+    os.execv(command[0], command)
 
 
 def use_color() -> bool:

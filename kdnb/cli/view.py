@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from kdnb.cli.options import json_option, write_json
+from kdnb.cli.options import json_option, load_run, write_json
 from kdnb.cli.stream import ascii_only, use_color
 from kdnb.run import Run
 from kdnb.view.tables import run_table
@@ -26,7 +26,7 @@ def view(trace: str, number: int | None, no_mask: bool, json_file: str | None) -
 
     On a terminal one round at a time (n, p, m, q); into a pipe or file all rounds, one after the other.
     """
-    run = Run.load(trace)
+    run = load_run(trace)
     if number is not None and not 0 <= number < len(run.rounds):
         raise click.BadParameter(f"the trace has rounds 0 to {len(run.rounds) - 1}.", param_hint="--round")
     if json_file is not None:

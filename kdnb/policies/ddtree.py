@@ -14,7 +14,8 @@ class DDTree:
 
     Args:
         spine: Keep the whole chain of best tokens first, as far as the budget goes, and spend the rest
-            best-first. For drafts whose marginals rate deep tokens too low.
+            best-first. For drafts whose marginals rate deep tokens too low. The nodes are in the same
+            order as without: by (-score, rank tuple).
     Source: Ringel & Romano 2026 (arXiv:2604.12989), algorithm 1.
     """
 

@@ -37,13 +37,20 @@ def top_k(logits: Floats, k: int) -> Int32:
         order: Int32 = np.argsort(-logits, axis=1, kind="stable")[:, :k].astype(np.int32)
         return order
     for row in range(rows):
-        values = logits[row]
-        bar = np.partition(values, vocab_size - k)[vocab_size - k]  # the k-th largest
-        above = np.flatnonzero(values > bar)
-        level = np.flatnonzero(values == bar)[: k - len(above)]
-        above = above[np.argsort(-values[above], kind="stable")]
-        ids[row] = np.concatenate([above, level])
+        ids[row] = _top_k_of_row(logits[row], k)
     return ids
+
+
+def _top_k_of_row(values: Floats, k: int) -> Int32:
+    bar = values.min()  # often shared by most of a vocabulary (-inf), which a partition is slow at
+    above = np.flatnonzero(values > bar)
+    if len(above) > k:
+        candidates = values[above] if 2 * len(above) < len(values) else values
+        bar = np.partition(candidates, len(candidates) - k)[len(candidates) - k]  # the k-th largest
+        above = np.flatnonzero(values > bar)
+    level = np.flatnonzero(values == bar)[: k - len(above)]
+    above = above[np.argsort(-values[above], kind="stable")]
+    return np.concatenate([above, level]).astype(np.int32)
 
 
 def log_sum_exp(logits: Floats) -> Float64:

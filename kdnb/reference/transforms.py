@@ -25,14 +25,18 @@ def transform_logits(logits: Floats, temperature: float, keep: int, top_p: float
         scaled -= scaled.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
         scaled /= temperature
-    vocab_size = scaled.shape[1]
-    if 0 < keep < vocab_size:
-        scaled = _keep_only(scaled, list(top_k(scaled, keep)))
-    if top_p < 1.0:
-        log_sums = log_sum_exp(scaled)[:, 0]
-        pairs = zip(scaled, log_sums.tolist(), strict=True)
-        scaled = _keep_only(scaled, [_nucleus(row, log_sum, top_p) for row, log_sum in pairs])
-    return scaled
+    if not 0 < keep < scaled.shape[1]:
+        if top_p == 1.0:
+            return scaled
+        kept = [_nucleus(row, top_p) for row in scaled]
+    else:
+        kept = list(top_k(logits, keep))
+        if top_p < 1.0:
+            kept = [ids[_nucleus(row[ids], top_p)] for row, ids in zip(scaled, kept, strict=True)]
+    hidden = np.full_like(scaled, -np.inf)
+    for row, ids in enumerate(kept):
+        hidden[row, ids] = scaled[row, ids]
+    return hidden
 
 
 def softmax(logits: Floats) -> Float64:
@@ -55,19 +59,13 @@ def draw_token(probs: Float64, draw: float) -> int:
     return int(np.searchsorted(edges, draw * edges[-1], side="right"))
 
 
-def _nucleus(row: Float64, log_sum: float, top_p: float) -> Int32:
-    """Ids of the fewest best tokens whose probabilities reach top_p."""
-    count = 64  # nearly always enough, and far cheaper than sorting a vocabulary
+def _nucleus(row: Float64, top_p: float) -> Int32:
+    """Indices of the fewest best entries whose probabilities reach top_p."""
+    log_sum = log_sum_exp(row[None])[0, 0]
+    count = 64  # mostly enough, and far cheaper than sorting a vocabulary
     while True:
         ids: Int32 = top_k(row[None], count)[0]
         reached = np.cumsum(np.exp(row[ids] - log_sum))
         if reached[-1] >= top_p or len(ids) == len(row):
             return ids[: 1 + int((reached < top_p).sum())]
         count *= 8
-
-
-def _keep_only(scaled: Float64, kept: list[Int32]) -> Float64:
-    out = np.full_like(scaled, -np.inf)
-    for row, ids in enumerate(kept):
-        out[row, ids] = scaled[row, ids]
-    return out
