@@ -199,6 +199,7 @@ def test_lab_copies_and_starts_jupyterlab_with_the_words_behind_the_dashes(
 ):
     started = []
     monkeypatch.setattr("os.execv", lambda path, words: started.append((path, words)))
+    monkeypatch.setattr("kdnb.cli.lab.find_spec", lambda name: name)  # jupyterlab need not be installed
     monkeypatch.chdir(tmp_path)
     result = kdnb("lab", "--", "--no-browser", "--port", "1234")
     assert result.status == 0

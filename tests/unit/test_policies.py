@@ -133,6 +133,14 @@ def test_static_follows_its_choices():
     assert Static(((0,), (0, 0), (0, 0, 0)))(Draft(7, logits), 9).num_nodes == 3  # the draft is 2 deep
 
 
+def test_static_takes_shorter_paths_first():
+    shape = Static(((0, 0, 0), (0,), (0, 0), (1,)))
+    assert shape.choices == ((0,), (1,), (0, 0), (0, 0, 0))
+    assert Static(((1,), (0,))) == Static(((0,), (1,)))
+    cut = shape(Draft(7, np.array([[2.0, 1.0, 0.0]] * 3, dtype=np.float32)), 2)
+    assert ranks_of(cut) == [(0,), (1,)]
+
+
 def test_eagle_rerank_leaves_out_what_left_the_beam():
     log_probs = np.log([[0.6, 0.4], [0.5, 0.5]]).astype(np.float32)
     narrow = EagleRerank(top_k=1)(Draft.from_log_probs(0, log_probs), 8)
@@ -276,6 +284,16 @@ def test_sampled_trees_say_what_they_were_drawn_from():
     np.testing.assert_allclose(tree.sampled_from, weights / weights.sum(axis=1, keepdims=True), rtol=1e-6)
     assert sorted(tree.token_ids[tree.children[0]].tolist()) == [0, 1, 3]  # never a token that cannot come
     assert tree.num_nodes == 1 + 3 + 9
+
+
+def test_nodes_of_one_depth_draw_for_themselves():
+    pairs = np.zeros((4, 4))
+    for seed in range(400):
+        draft = Draft(0, np.zeros((2, 4)), noise=kdnb.noise.Noise(seed))
+        tree = Sampled((2, 1))(draft, 9)
+        assert tree.parents.tolist() == [-1, 0, 0, 1, 2]
+        pairs[tree.token_ids[3], tree.token_ids[4]] += 1
+    assert ((pairs - 25) ** 2 / 25).sum() < 37.7  # 15 degrees, p = 0.001
 
 
 def test_without_the_rounds_noise_a_sampled_tree_claims_nothing():

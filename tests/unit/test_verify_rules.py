@@ -357,6 +357,12 @@ def test_typical_acceptance_copes_with_tokens_that_cannot_come():
     assert TypicalAcceptanceLossy()(tree, logits, Noise(0)).accepted.tolist() == [0, 1]
 
 
+def test_typical_acceptance_takes_the_first_of_equally_long_paths():
+    tree = DraftTree.from_parents([0, 1, 2, 3, 1], [-1, 0, 0, 1, 2])
+    acceptance = TypicalAcceptanceLossy()(tree, np.zeros((5, VOCAB), dtype=np.float32), Noise(0))
+    assert acceptance.accepted.tolist() == [0, 1, 3]
+
+
 RULES = [Greedy(), SampleAndWalk(1.0), MultiRoundRejection(1.0), TypicalAcceptanceLossy()]
 
 
