@@ -183,7 +183,10 @@ class Decoding:
             node_budget=self.settings.node_budget,
             noise=noise,
         )
-        return self.drafter.draft(context)
+        draft = self.drafter.draft(context)
+        if isinstance(draft, Draft) and draft.noise is None:
+            draft.noise = noise  # so that policies which sample work with every drafter
+        return draft
 
     def _build(self, draft: Draft | DraftTree) -> DraftTree:
         if isinstance(draft, DraftTree):  # the drafter built its own

@@ -58,7 +58,7 @@ class DraftTree:
                     f"{name} has shape {list(array.shape)} but the tree has {token_ids.size} nodes "
                     "(root included); pass one value per node."
                 )
-            if np.issubdtype(dtype, np.integer):
+            if dtype is np.int32 and array.dtype != np.int32:
                 _check_integers(name, array)
             object.__setattr__(self, name, _frozen(array, dtype))
         _check_parents(self.parents)
@@ -362,10 +362,8 @@ def _check_integers(name: str, array: HostArray) -> None:
 
 
 def _check_tokens(token_ids: Int32) -> None:
-    least = np.zeros(len(token_ids), dtype=np.int32)
-    least[0] = UNKNOWN_ROOT
-    wrong = np.flatnonzero(token_ids < least)
-    if wrong.size:
+    if token_ids[0] < UNKNOWN_ROOT or token_ids[1:].min(initial=0) < 0:
+        wrong = np.flatnonzero(token_ids < np.where(np.arange(len(token_ids)), 0, UNKNOWN_ROOT))
         raise ShapeError(
             f"node {int(wrong[0])}: token id {int(token_ids[wrong[0]])}; token ids are 0 or more "
             "(the root's is -1 where it is not known)."
@@ -375,6 +373,8 @@ def _check_tokens(token_ids: Int32) -> None:
 def _check_parents(parents: Int32) -> None:
     if parents[0] != -1:
         raise ShapeError(f"node 0: parent {parents[0]}; the root comes first and its parent is -1.")
+    if len(parents) == 1:
+        return
     late = np.flatnonzero(parents[1:] >= np.arange(1, len(parents)))
     if late.size:
         node = int(late[0]) + 1
