@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,7 +64,20 @@ class Decoding:
 
     def prefill(self) -> None:
         """Run the prompt; its last logits choose the first token, the root of the first tree."""
+        with self._arithmetic():
+            self._prefill()
+
+    def round(self) -> RoundTrace:
+        """Draft, build, verify, accept, compact."""
+        with self._arithmetic():
+            return self._round()
+
+    def _arithmetic(self) -> AbstractContextManager[None]:
+        return self.target.backend.row_by_row() if self.settings.deterministic else nullcontext()
+
+    def _prefill(self) -> None:
         watch = _StageClock()
+        self.cache.truncate(0)  # an interrupted prefill starts over
         if self.drafter is not None:
             self.drafter.start(self.target)
         step = self.settings.prefill_chunk
@@ -77,13 +91,13 @@ class Decoding:
         noise = Noise(self.settings.seed, len(self.prompt_ids) - 1)
         acceptance = self.rule(last, self._host_logits(result.logits), noise)
         check_acceptance(last, acceptance, self.target.config.vocab_size)
-        self._emit([acceptance.bonus_id])
+        emitted = self._emit([acceptance.bonus_id])
         self.prefill_min_gap = acceptance.min_gap
         watch.mark("prefill")
         self.prefill_us = watch.times_us["prefill"]
+        self._tell(emitted)
 
-    def round(self) -> RoundTrace:
-        """Draft, build, verify, accept, compact."""
+    def _round(self) -> RoundTrace:
         clock = _StageClock()
         prefix_len = self.cache.prefix_len
         noise = Noise(self.settings.seed, prefix_len)
@@ -130,6 +144,7 @@ class Decoding:
             **self._full_trace(prefix_len, tree, draft, logits, result.visible_words),
         )
         self.rounds.append(trace)
+        self._tell(emitted)
         return trace
 
     def run(self, stop_reason: str, wall_us: float | None = None) -> Run:
@@ -152,6 +167,7 @@ class Decoding:
                 "top_k": settings.top_k,
                 "top_p": settings.top_p,
                 "seed": settings.seed,
+                "deterministic": settings.deterministic,
                 "stop_ids": sorted(self.stop_ids),
                 "trace": settings.trace,
                 "backend": target.backend.name,
@@ -210,11 +226,15 @@ class Decoding:
                 self.stop_reason = "stop_id"
             elif len(self.token_ids) == self.settings.max_new_tokens:
                 self.stop_reason = "length"
-            if self.settings.on_token is not None:
-                self.settings.on_token(token_id)
             if self.stop_reason is not None:
                 break
         return emitted
+
+    def _tell(self, token_ids: Sequence[int]) -> None:
+        """Stream tokens; last in a round, so that a callback which raises leaves everything consistent."""
+        if self.settings.on_token is not None:
+            for token_id in token_ids:
+                self.settings.on_token(token_id)
 
     def _host_logits(self, logits: Array) -> Float32:
         host: Float32 = self.target.backend.download(logits)

@@ -28,6 +28,8 @@ class Settings:
         stop_ids: End after one of these ids; None takes the checkpoint's, () never stops early.
         prefill_chunk: Prompt rows per forward.
         on_token: Called with each emitted id, in order.
+        deterministic: Compute every row alone: the tokens then equal plain deterministic decoding
+            whatever the gaps are. A target loaded with deterministic=True always does.
 
     Raises:
         ConfigError: if a value cannot be used.
@@ -45,6 +47,7 @@ class Settings:
     stop_ids: Sequence[int] | None = None
     prefill_chunk: int = 512
     on_token: Callable[[int], None] | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -6,6 +6,7 @@ cross the seam only where an argument or a result says `host`.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from kdnb.arrays import Bool, Float32, HostArray, Int32
@@ -34,6 +35,9 @@ class Backend(Protocol):
 
     name: str
     dtype: str  # of activations and cache: "float32", "float64", "bfloat16"
+
+    def row_by_row(self) -> AbstractContextManager[None]:
+        """Inside it every row is computed alone: its bits do not depend on the other rows of a call."""
 
     # --- memory -------------------------------------------------------------------------------
     def upload(self, array: HostArray) -> Array:

@@ -1,6 +1,7 @@
 """The numpy backend: runs anywhere, and defines what every op means."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,14 @@ class NumpyBackend:
     def __repr__(self) -> str:
         mode = ", deterministic=True" if self.deterministic else ""
         return f"NumpyBackend(dtype={self.dtype!r}{mode})"
+
+    @contextmanager
+    def row_by_row(self) -> Iterator[None]:
+        before, self.deterministic = self.deterministic, True
+        try:
+            yield
+        finally:
+            self.deterministic = before
 
     # --- memory -------------------------------------------------------------------------------
     def upload(self, array: HostArray) -> HostArray:

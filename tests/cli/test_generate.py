@@ -130,7 +130,7 @@ def test_interrupting_keeps_what_was_decoded(kdnb, tmp_path, monkeypatch):
     assert result.err.endswith("Interrupted.\n")
     data = json.loads(path.read_text())
     assert data["summary"]["stop_reason"] == "interrupted"
-    assert len(data["token_ids"]) == 5
+    assert 5 <= len(data["token_ids"]) < 30  # the fifth token's round is kept whole
 
 
 class Bytes:

@@ -75,8 +75,9 @@ def test_interrupt_leaves_a_usable_run_and_drafter(pair):
 
     run = kdnb.generate(target, PROMPT, drafter, max_new_tokens=30, on_token=stop_at_the_tenth)
     assert run.stop_reason == "interrupted"
-    assert run.token_ids.tolist() == whole.token_ids.tolist()[:10]
-    assert run.summary()["num_tokens"] == 10
+    assert 10 <= len(run.token_ids) < 30  # the round of the tenth token is kept whole
+    assert run.token_ids.tolist() == whole.token_ids.tolist()[: len(run.token_ids)]
+    assert 1 + sum(len(step.emitted) for step in run.rounds) == len(run.token_ids)
     again = kdnb.generate(target, PROMPT, drafter, max_new_tokens=30)
     assert again.token_ids.tolist() == whole.token_ids.tolist()
 
@@ -103,6 +104,42 @@ def test_an_interrupted_forward_does_not_damage_the_decoding(pair):
         del target.backend.verify_attention
     for _ in decoding:
         pass
+    assert decoding.token_ids == whole.token_ids.tolist()
+
+
+def test_a_decoding_goes_on_after_a_callback_or_a_prefill_was_interrupted(pair):
+    target, drafter = pair
+    whole = kdnb.generate(target, PROMPT, drafter, max_new_tokens=30)
+    fail_at = {1, 9}
+    seen = []
+
+    def fails_twice(token_id):
+        seen.append(token_id)
+        if len(seen) in fail_at:
+            raise KeyboardInterrupt
+
+    choices = Settings(max_new_tokens=30, prefill_chunk=8, on_token=fails_twice)
+    decoding = start(target, PROMPT, drafter, choices)
+    forward, calls = target.forward, []
+
+    def break_second_chunk(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return forward(*args, **kwargs)
+
+    target.forward = break_second_chunk
+    try:
+        interrupts = 0
+        while decoding.stop_reason is None:
+            try:
+                for _ in decoding:
+                    pass
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        del target.forward
+    assert interrupts == 3
     assert decoding.token_ids == whole.token_ids.tolist()
 
 

@@ -152,6 +152,24 @@ def test_deterministic_logits_and_cache_are_bit_equal_at_every_budget(targets, s
     assert deep > 50, "hardly any node below a root was compared"
 
 
+def test_deterministic_can_be_asked_for_per_run(targets):
+    plain, fixed = targets["groups"]
+    prompt = [4, 2]
+    wanted = kdnb.generate(fixed, prompt, max_new_tokens=12)
+    drafter = Guesser([*prompt, *wanted.token_ids], max_depth=4, seed=0, strength=4.0)
+    for step in kdnb.rounds(plain, prompt, drafter, max_new_tokens=12, deterministic=True, trace="full"):
+        path = [*prompt, *wanted.token_ids][: step.prefix_len + 1]
+        exact = fixed.forward(path, fixed.new_cache()).logits[-1].max()
+        row = step.target_top_log_probs[0]
+        again = fixed.logits(path)[-1].astype(np.float64)
+        assert exact == fixed.logits(path)[-1].max()
+        np.testing.assert_allclose(row[0], again.max() - np.log(np.exp(again).sum()), atol=1e-6)
+    run = kdnb.generate(plain, prompt, drafter, max_new_tokens=12, deterministic=True)
+    assert run.token_ids.tolist() == wanted.token_ids.tolist()
+    assert run.settings["deterministic"] is True
+    assert plain.backend.deterministic is False  # only during the run
+
+
 def test_each_node_equals_running_its_root_path_alone(targets):
     target = targets["v3"][0]
     tree = kdnb.DraftTree.from_parents([5, 6, 7, 8, 9, 10, 6, 11], [-1, 0, 0, 1, 1, 2, 3, 6])

@@ -51,7 +51,7 @@ def test_every_op_of_the_protocol_is_used():
     backend = OpaqueBackend()
     target = kdnb.load_target("golden", backend=backend)
     drafter = kdnb.load_drafter("golden", target)
-    kdnb.generate(target, PROMPT, drafter, max_new_tokens=24, node_budget=12)
+    kdnb.generate(target, PROMPT, drafter, max_new_tokens=24, node_budget=12, deterministic=True)
     target.forward([1, 2], target.new_cache(1), edit=lambda name, x: x * 2 if name == "norm.out" else None)
     cache = target.new_cache(4)
     target.forward([1, 2], cache)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kdnb.backends.numpy_backend import NumpyBackend
 
-HOST_RESULTS = {"download", "cache_rows", "top_k_log_probs"}
+HOST_RESULTS = {"download", "cache_rows", "top_k_log_probs", "row_by_row"}
 
 
 class OpaqueArray:
