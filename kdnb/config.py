@@ -158,7 +158,7 @@ class TargetConfig:
             n_shared_experts=read.integer("n_shared_experts", 0),
             num_experts_per_tok=read.integer("num_experts_per_tok", of_experts, 1),
             moe_intermediate_size=read.integer("moe_intermediate_size", of_experts, 1),
-            first_k_dense_replace=read.integer("first_k_dense_replace", 0),
+            first_k_dense_replace=0 if dense else _first_moe_layer(text, read, model_type),
             scoring_func=scoring_func,
             topk_method=topk_method,
             n_group=read.integer("n_group", 1, 1),
@@ -246,6 +246,22 @@ def _model_type(text: Mapping[str, Any]) -> str:
             f"{', '.join(MODEL_TYPES)}."
         )
     return str(model_type)
+
+
+def _first_moe_layer(text: Mapping[str, Any], read: ConfigReader, model_type: str) -> int:
+    """first_k_dense_replace, or the number of leading "dense" in mlp_layer_types, which goes before it."""
+    kinds = text.get("mlp_layer_types")
+    if kinds is None:
+        default = 1 if model_type == "glm4_moe_lite" else REQUIRED
+        first: int = read.integer("first_k_dense_replace", default)
+        return first
+    num_dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * num_dense + ["sparse"] * (read.integer("num_hidden_layers") - num_dense):
+        raise ConfigError(
+            f"config.json: mlp_layer_types is {kinds!r}; kdnb computes dense layers first, then sparse "
+            "ones, one entry per layer."
+        )
+    return num_dense
 
 
 def _stop_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from kdnb.drafters.dflash import DFlash
 from kdnb.drafters.ngram import NGram
 from kdnb.drafters.oracle import NoisyOracle
 from kdnb.drafters.replay import Replay
+from kdnb.errors import ConfigError
 from kdnb.shipped import SHIPPED, shipped_folder
 
 if TYPE_CHECKING:
@@ -36,4 +37,8 @@ def load_drafter(path: str | Path, target: "Target") -> Drafter:
         return NGram()
     if name in SHIPPED:
         return DFlash.load(shipped_folder(name, "drafter"), target, name)
-    return DFlash.load(Path(path), target)
+    folder = Path(path)
+    if not folder.exists():
+        names = ", ".join(sorted([*SHIPPED, "ngram"]))
+        raise ConfigError(f"{name!r} does not exist; pass a DFlash folder or one of {names}.")
+    return DFlash.load(folder, target)

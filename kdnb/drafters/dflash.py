@@ -1,7 +1,7 @@
 """DFlash: a small block-diffusion drafter that reads the target's hidden states."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,8 @@ from kdnb.backends.base import Array, Backend, Rope, Weight
 from kdnb.checkpoint import StoredTensor, TensorFolder
 from kdnb.draft import Draft, DraftContext
 from kdnb.drafter_config import DFlashConfig
-from kdnb.errors import DrafterError
+from kdnb.drafters.kv_rows import KvRows
+from kdnb.errors import ConfigError, DrafterError
 
 if TYPE_CHECKING:
     from kdnb.model import Target
@@ -35,46 +36,28 @@ class DFlashLayer:
     down: Weight
 
 
-class KvRows:
-    """Keys and values of the committed context, one pair of growing buffers per layer."""
-
-    def __init__(self, backend: Backend, heads: int, head_dim: int, capacity: int) -> None:
-        self.length = 0
-        self._backend = backend
-        self._shape = (heads, head_dim)
-        self._capacity = capacity
-        self.keys = backend.zeros((capacity, *self._shape))
-        self.values = backend.zeros((capacity, *self._shape))
-
-    def write(self, keys: Array, values: Array) -> None:
-        """Write rows behind the context; `length` stays, so the next write covers them again."""
-        needed = self.length + int(keys.shape[0])
-        if needed > self._capacity:
-            self._capacity = max(needed, 2 * self._capacity)
-            for name in ("keys", "values"):
-                grown = self._backend.zeros((self._capacity, *self._shape))
-                held = self._backend.take_rows(getattr(self, name), np.arange(self.length))
-                self._backend.write_rows(grown, 0, held)
-                setattr(self, name, grown)
-        self._backend.write_rows(self.keys, self.length, keys)
-        self._backend.write_rows(self.values, self.length, values)
-
-
 class DFlash:
     """Drafts a whole block at once: the root and mask tokens in, one distribution per depth out.
 
     The context is the target's own hidden states: features of the committed rows, projected once and
     then turned into keys and values by every layer. The draft cache holds context only; a block's own
-    keys and values are written behind it and forgotten.
+    keys and values are written behind it and forgotten. A block is never cut near the end of a text: rows
+    stand for depths, whatever of them is still wanted.
+
+    A feature is the raw output of its layer. Hugging Face's last `hidden_states` entry is taken after the
+    final norm, so a drafter that reads the last layer may have been trained on "norm.out" instead.
 
     Args:
         config: The drafter's config.
         tensors: Its weights, z-lab's names.
         target: The target it was trained for.
         name: What to call it in traces.
+        attention_factor: Factor on cos and sin to use instead of the config's (YaRN's amplitude). Engines
+            disagree on it for published drafters; the accepted length of drafts tells which is right.
 
     Raises:
         DrafterError: if it does not fit the target; the message gives both numbers.
+        ConfigError: if attention_factor is not positive, or the rope type is not "yarn".
         CheckpointError: if tensors are missing or misshapen.
     Source: z-lab's DFlash; the layout and the maths are those of its checkpoints.
     """
@@ -85,8 +68,12 @@ class DFlash:
         tensors: Mapping[str, StoredTensor],
         target: "Target",
         name: str = "dflash",
+        *,
+        attention_factor: float | None = None,
     ) -> None:
         check_fit(config, target)
+        if attention_factor is not None:
+            config = _with_amplitude(config, attention_factor)
         self.config = config
         self.name = name
         self.max_depth = config.block_size - 1
@@ -110,12 +97,19 @@ class DFlash:
         )
 
     @classmethod
-    def load(cls, folder: Path, target: "Target", name: str | None = None) -> "DFlash":
-        """Open a DFlash folder: config.json and *.safetensors."""
+    def load(
+        cls,
+        folder: Path,
+        target: "Target",
+        name: str | None = None,
+        *,
+        attention_factor: float | None = None,
+    ) -> "DFlash":
+        """Open a DFlash folder: config.json and *.safetensors; arguments and errors as the class."""
         config = DFlashConfig.from_folder(folder)
         tensors = TensorFolder(folder)
         tensors.check(expected_tensors(config), lambda key: key.endswith("rotary_emb.inv_freq"))
-        return cls(config, tensors, target, name or folder.name)
+        return cls(config, tensors, target, name or folder.name, attention_factor=attention_factor)
 
     def start(self, target: "Target") -> None:
         """Begin a new sequence; see Drafter."""
@@ -131,17 +125,33 @@ class DFlash:
 
     def commit(self, token_ids: Int32, features: Mapping[str, Array]) -> None:
         """Turn committed rows' features into context keys and values; see Drafter."""
-        taps = [features[name] for name in self.tap_names]
-        rows = int(taps[0].shape[0])
-        if rows != len(token_ids):
-            raise DrafterError(f"features have {rows} rows but {len(token_ids)} tokens were committed.")
+        rows = len(token_ids)
+        taps = [self._feature(features, name, rows) for name in self.tap_names]
         b = self._backend
         context = b.linear(b.concat(taps), self._fc)
         context = b.rms_norm(context, self._hidden_norm, self.config.rms_norm_eps)
         rope = self._rope(self.context_len, rows)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             cache.write(*self._keys_values(context, layer, rope))
+        for cache in self._cache:  # last, so that an interrupt leaves no layer ahead of another
             cache.length += rows
+
+    def _feature(self, features: Mapping[str, Array], name: str, rows: int) -> Array:
+        feature = features.get(name)
+        if feature is None:
+            raise DrafterError(f"features lack {name!r}; commit all of tap_names: {list(self.tap_names)}.")
+        shape = [int(size) for size in feature.shape]
+        if shape[:1] != [rows]:
+            raise DrafterError(
+                f"features of {name!r} have {shape[0] if shape else 'no'} rows but {rows} tokens were "
+                "committed; pass one row per token."
+            )
+        if shape[1:] != [self.config.hidden_size]:
+            raise DrafterError(
+                f"features of {name!r} have shape {shape}; rows of hidden_size {self.config.hidden_size} "
+                "are needed."
+            )
+        return feature
 
     @property
     def context_len(self) -> int:
@@ -150,6 +160,11 @@ class DFlash:
 
     def draft(self, context: DraftContext) -> Draft:
         """Run one block behind the context; see Drafter."""
+        if not self.context_len:
+            raise DrafterError(
+                f"draft was called before any commit, with {context.prefix_len} rows in the target's cache; "
+                "DFlash reads the features of committed rows: call start, then commit the prompt's."
+            )
         if self.context_len != context.prefix_len:
             raise DrafterError(
                 f"the drafter has seen {self.context_len} committed rows but the cache holds "
@@ -195,7 +210,11 @@ class DFlash:
         return self._backend.rope(self.config.rope, self.config.head_dim, positions)
 
     def _visible(self, layer: int) -> Bool | None:
-        """Which keys the block sees in a sliding layer: those less than a window away."""
+        """Which keys the block sees in a sliding layer: those less than a window away, on either side.
+
+        Symmetric, as flash attention treats z-lab's window in a layer that is not causal; it counts inside
+        the block too, which matters only where the window is shorter than the block.
+        """
         window = self.config.sliding_window
         if self.config.layer_types[layer] != "sliding_attention" or window is None:
             return None
@@ -221,6 +240,17 @@ def _layer(load: Callable[[str], Weight], index: int) -> DFlashLayer:
         up=load(prefix + "mlp.up_proj.weight"),
         down=load(prefix + "mlp.down_proj.weight"),
     )
+
+
+def _with_amplitude(config: DFlashConfig, attention_factor: float) -> DFlashConfig:
+    if not 0 < attention_factor < float("inf"):
+        raise ConfigError(f"attention_factor is {attention_factor}; use a positive number, or None.")
+    if config.rope.rope_type != "yarn":
+        raise ConfigError(
+            f'attention_factor is {attention_factor} but the rope type is "{config.rope.rope_type}"; '
+            'only "yarn" has an amplitude to choose.'
+        )
+    return replace(config, rope=replace(config.rope, attention_factor=float(attention_factor)))
 
 
 def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
@@ -254,6 +284,10 @@ def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
 def check_fit(config: DFlashConfig, target: "Target") -> None:
     """Refuse a drafter that was made for another target (DrafterError, with both numbers)."""
     theirs = target.config
+    if config.block_size < 2:
+        raise DrafterError(
+            f"block_size is {config.block_size}; a block holds the root and one mask token at least, so 2."
+        )
     for name, ours, wanted in (
         ("vocab_size", config.vocab_size, theirs.vocab_size),
         ("hidden_size", config.hidden_size, theirs.hidden_size),

@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kdnb.arrays import Int32
 from kdnb.backends.base import Array
@@ -45,7 +45,7 @@ class NGram:
     max_depth: int = 8
     max_n: int = 4
     min_n: int = 1
-    tap_names: tuple[str, ...] = ()
+    tap_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_n <= self.max_n or self.max_depth < 1:

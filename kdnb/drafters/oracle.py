@@ -8,7 +8,7 @@ import numpy as np
 from kdnb.arrays import Int32
 from kdnb.backends.base import Array
 from kdnb.draft import Draft, DraftContext
-from kdnb.errors import ConfigError
+from kdnb.errors import ConfigError, DrafterError
 from kdnb.noise import Noise
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class NoisyOracle:
     def draft(self, context: DraftContext) -> Draft:
         """Propose what the target would say, blurred; see Drafter."""
         prefix_len = self._cache.prefix_len
+        if prefix_len != context.prefix_len:
+            raise DrafterError(
+                f"the oracle has seen {prefix_len} committed rows but the cache holds {context.prefix_len}; "
+                "call start, then commit every committed row."
+            )
         rows = []
         token_id = context.root_id
         for _ in range(self.max_depth):

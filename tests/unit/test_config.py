@@ -109,6 +109,9 @@ def test_defaults_by_model_type():
     assert config(rms_norm_eps=1e-5).lora_norm_eps == 1e-6
     assert config(lora_norm_eps=1e-5).lora_norm_eps == 1e-5
     assert config(head_dim=192).qk_rope_head_dim == 8
+    assert config(model_type="glm4_moe_lite", first_k_dense_replace="absent").first_k_dense_replace == 1
+    assert config(mlp_layer_types=["dense", "dense"]).first_k_dense_replace == 2
+    assert config(mlp_layer_types=["sparse", "sparse"]).is_moe(0)
     assert config(n_group=None, topk_group=None).n_group == 1
 
 
@@ -137,6 +140,9 @@ def test_defaults_by_model_type():
         ({"n_group": 4, "num_experts_per_tok": 1}, "n_group 4 leaves 1 expert"),
         ({"n_group": 2, "num_experts_per_tok": 3}, "topk_group leaves 2 experts"),
         ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types is .'sparse', 'dense'."),
+        ({"mlp_layer_types": ["dense"]}, "one entry per layer"),
+        ({"first_k_dense_replace": "absent"}, "config.json has no first_k_dense_replace"),
         ({"scoring_func": "relu"}, "scoring_func is 'relu'"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'; it must hold integers"),
     ],
