@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kdnb.arrays import Bool, Int32
-from kdnb.backends.base import Array, Backend, Rope, Weight
+from kdnb.backends.base import Array, Rope, Weight
 from kdnb.checkpoint import StoredTensor, TensorFolder
 from kdnb.draft import Draft, DraftContext
 from kdnb.drafter_config import DFlashConfig

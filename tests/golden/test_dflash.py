@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 import kdnb
 from kdnb.draft import DraftContext
 from kdnb.drafters import DFlash
+from kdnb.errors import ConfigError
 from kdnb.noise import Noise
 from tests.support.goldens import DATA, worst
 
@@ -58,6 +59,47 @@ def test_features_and_first_draft(pair, index):
     ids, log_probs = draft.top_k(64)
     np.testing.assert_array_equal(ids, GOLDEN[f"p{index}.draft_topk_ids_r0"])
     assert worst(log_probs, GOLDEN[f"p{index}.draft_topk_logprobs_r0"]) <= BOUND
+
+
+def context_after(prompt, start):
+    """The first `start` tokens of a prompt and its greedy continuation, and the token behind them."""
+    text = [*prompt["ids"], *prompt["ar"]["tokens"]]
+    return text[:start], text[start]
+
+
+@pytest.mark.parametrize("index", PROMPTS)
+@pytest.mark.parametrize("case", ["dflash", "ddtree.b16"])
+def test_three_rounds_on_golden_features(pair, monkeypatch, case, index):
+    """The drafter alone: nothing of kdnb's forward is in its input but embedding and lm_head."""
+    target, drafter = pair
+    prompt = FACTS["prompts"][index]
+    rounds = prompt["dflash"]["rounds"] if case == "dflash" else prompt["ddtree"]["16"]["rounds"]
+    hidden, context = [], []
+    lm_head, rms_norm = target.lm_head, target.backend.rms_norm
+    monkeypatch.setattr(target, "lm_head", lambda x: (hidden.append(x), lm_head(x))[1])
+
+    def recording(x, weight, eps):
+        y = rms_norm(x, weight, eps)
+        if weight is drafter._hidden_norm:
+            context.append(y)
+        return y
+
+    monkeypatch.setattr(target.backend, "rms_norm", recording)
+    drafter.start(target)
+    before = 0
+    for number, golden in enumerate(rounds[:3]):
+        text, root_id = context_after(prompt, golden["start"])
+        assert root_id == golden["root_token"]
+        first = number == 0
+        features = GOLDEN[f"p{index}.prefill_features" if first else f"p{index}.{case}.features_r{number}"]
+        new = np.array(text[before:], dtype=np.int32)
+        drafter.commit(new, dict(zip(drafter.tap_names, np.split(features, 2, axis=1), strict=True)))
+        logits = drafter.draft(context_of(text, root_id))._logits
+        name = "draft_logits_r0" if first else f"{case}.draft_logits_r{number}"
+        assert worst(logits, GOLDEN[f"p{index}.{name}"]) <= BOUND
+        before = golden["start"]
+    assert worst(context[0], GOLDEN[f"p{index}.prefill_ctx"]) <= BOUND
+    assert worst(hidden[0], GOLDEN[f"p{index}.draft_hidden_r0"][1:]) <= BOUND
 
 
 @pytest.mark.parametrize("index", [0, 5])
@@ -129,7 +171,7 @@ def naive_draft(config, w, embed, lm_head, features, block_ids):
     def norm(x, weight):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
-    scaling = config.get("rope_scaling") or {}
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     pairs = np.arange(dim // 2)
     freq = config["rope_theta"] ** -(2 * pairs / dim)
     factor = 1.0
@@ -144,7 +186,9 @@ def naive_draft(config, w, embed, lm_head, features, block_ids):
         low, high = max(np.floor(border[0]), 0), min(np.ceil(border[1]), dim - 1)
         ramp = np.clip((pairs - low) / (high - low), 0, 1)
         freq = ramp * freq / scaling["factor"] + (1 - ramp) * freq
-        factor = 0.1 * np.log(scaling["factor"]) + 1  # no mscale keys: the amplitude is on cos and sin
+        # without mscale keys the amplitude is on cos and sin; with two equal ones it cancels there
+        factor = 1.0 if "mscale" in scaling else 0.1 * np.log(scaling["factor"]) + 1
+        factor = scaling.get("attention_factor", factor)
 
     def rotate(x, positions):  # x [rows, heads, dim]
         angle = positions[:, None, None] * freq
@@ -198,9 +242,24 @@ VARIANTS = {
     "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5},
     "sliding through the block": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 3},
     "yarn": {"rope_scaling": YARN},
+    "yarn as Kimi's": {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "yarn with a given amplitude": {"rope_scaling": {**YARN, "attention_factor": 1.3}},
+    "yarn in the new spelling": {"rope_scaling": None, "rope_parameters": {**YARN, "rope_theta": 10000.0}},
+    "another base": {"rope_theta": 50000.0},
     "one kv head": {"num_key_value_heads": 1},
     "as many kv heads": {"num_key_value_heads": 4},
+    "heads wider than the model": {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 48},
+    "many narrow heads": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6},
     "block of 2": {"block_size": 2},
+    "one tap twice": {"dflash_config": {"mask_token_id": 256, "target_layer_ids": [1, 1]}},
+    "another mask token": {"dflash_config": {"mask_token_id": 10, "target_layer_ids": [1, 2]}},
+    "three layers, mixed": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 17,
+    },
+    "sliding window of one": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 1},
+    "sliding window unused": {"layer_types": ["full_attention"] * 2, "sliding_window": 2},
     "three taps": {"dflash_config": {"mask_token_id": 256, "target_layer_ids": [3, 0, 1]}},
     "one layer": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
 }
@@ -211,12 +270,12 @@ def test_variants_against_naive_float64(pair, tmp_path, variant):
     target, _ = pair
     config, weights = write_drafter(tmp_path / "d", **VARIANTS[variant])
     drafter = kdnb.load_drafter(tmp_path / "d", target)
-    prompt = FACTS["prompts"][1]["ids"]
+    prompt = FACTS["prompts"][4]["ids"]  # 85 tokens: longer than every window and YaRN's first context
     result = committed(target, drafter, prompt, 9)
     whole = target.forward(prompt, target.new_cache(), taps=drafter.tap_names)
     assert result is not None
     features = np.concatenate([whole.taps[name] for name in drafter.tap_names], axis=1).astype(np.float64)
-    block = [65, *[256] * (config["block_size"] - 1)]
+    block = [65, *[config["dflash_config"]["mask_token_id"]] * (config["block_size"] - 1)]
     expected = naive_draft(
         config,
         weights,
@@ -241,3 +300,47 @@ def test_the_amplitude_of_yarn_can_be_chosen(pair, tmp_path):
         committed(target, drafter, prompt)
         drafts[name] = drafter.draft(context_of(prompt, 65)).log_probs
     assert worst(drafts["derived"], drafts["given"]) > 1e-3
+    for name in ("derived", "given"):  # the argument goes over the config, whatever that says
+        drafter = DFlash.load(tmp_path / name, target, attention_factor=1.0)
+        assert drafter.config.rope.attention_scaling == 1.0
+        committed(target, drafter, prompt)
+        np.testing.assert_array_equal(drafter.draft(context_of(prompt, 65)).log_probs, drafts["given"])
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_amplitude_that_cannot_be_used_is_refused(pair, tmp_path, value):
+    target, _ = pair
+    write_drafter(tmp_path / "d", rope_scaling=YARN)
+    with pytest.raises(ConfigError, match="attention_factor is .*; use a positive number, or None"):
+        DFlash.load(tmp_path / "d", target, attention_factor=value)
+
+
+def test_an_amplitude_without_yarn_is_refused(pair):
+    target, _ = pair
+    with pytest.raises(ConfigError, match='attention_factor is 1.4 but the rope type is "default"'):
+        DFlash.load(kdnb.shipped.shipped_folder("golden", "drafter"), target, attention_factor=1.4)
+
+
+def test_bfloat16_in_two_shards_is_read_as_its_values(pair, tmp_path):
+    """As published drafters are stored."""
+    import ml_dtypes
+
+    target, _ = pair
+    write_drafter(tmp_path / "d")
+    short = {k: v.astype(ml_dtypes.bfloat16) for k, v in load_file(tmp_path / "d/model.safetensors").items()}
+    save_file({k: v.astype(np.float32) for k, v in short.items()}, tmp_path / "d/model.safetensors")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/config.json").write_text((tmp_path / "d/config.json").read_text())
+    names = sorted(short)
+    files = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in sorted(set(files.values())):
+        save_file({name: short[name] for name in names if files[name] == file}, tmp_path / "s" / file)
+    index = json.dumps({"metadata": {}, "weight_map": files})
+    (tmp_path / "s/model.safetensors.index.json").write_text(index)
+    prompt = FACTS["prompts"][1]["ids"]
+    drafts = []
+    for folder in ("d", "s"):
+        drafter = kdnb.load_drafter(tmp_path / folder, target)
+        committed(target, drafter, prompt)
+        drafts.append(drafter.draft(context_of(prompt, 65)).log_probs)
+    np.testing.assert_array_equal(*drafts)
