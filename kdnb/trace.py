@@ -26,6 +26,8 @@ ARRAYS: dict[str, tuple[Any, int]] = {  # optional arrays: dtype and axes
     "target_top_log_probs": (np.float32, 2),
 }
 PER_NODE = ("next_ids", "target_log_prob", "cache_row", "target_top_ids", "target_top_log_probs")
+ROUND_NAMES = {"ranks": "rank", "draft_log_probs": "draft_log_prob"}  # as a round writes the tree's
+TREE_NAMES = {theirs: ours for ours, theirs in ROUND_NAMES.items()}
 TREE_FLOATS: dict[str, Any] = {"scores": np.float64, "draft_log_probs": np.float32}
 STAGES = ("draft", "build", "verify", "accept", "compact")  # in the order of one round
 
@@ -128,7 +130,7 @@ class RoundTrace:
                 tree[name] = _finite(name, getattr(self.tree, name))
         data: dict[str, Any] = {
             "prefix_len": self.prefix_len,
-            **tree,
+            **{ROUND_NAMES.get(name, name): values for name, values in tree.items()},
             "accepted": self.accepted.tolist(),
             "bonus_id": self.bonus_id,
             "emitted": self.emitted.tolist(),
@@ -156,6 +158,7 @@ class RoundTrace:
         """
         if not isinstance(data, Mapping):
             raise TraceError(f"the round has type {type(data).__name__}; it must be a JSON object.")
+        data = {TREE_NAMES.get(name, name): value for name, value in data.items()}
         absent = [name for name in REQUIRED if name not in data]
         if absent:
             raise TraceError(f"the round has no {', no '.join(absent)}.")

@@ -64,7 +64,7 @@ def test_what_was_not_recorded_is_absent_not_zero():
         tree=DraftTree(TREE.token_ids, TREE.parents),
     )
     data = bare.to_json()
-    for name in ("next_ids", "min_gap", "times_us", "scores", "ranks", "draft_log_probs"):
+    for name in ("next_ids", "min_gap", "times_us", "scores", "rank", "draft_log_prob"):
         assert name not in data
     back = through_json(bare)
     assert back.next_ids is None
@@ -94,7 +94,7 @@ def test_a_probability_of_zero_is_null_and_comes_back():
     )
     data = trace.to_json()
     assert data["scores"][5] is None
-    assert data["draft_log_probs"][5] is None
+    assert data["draft_log_prob"][5] is None
     assert data["target_log_prob"][2] is None
     assert "min_gap" not in data
     assert_same(replace(trace, min_gap=None), through_json(trace))
