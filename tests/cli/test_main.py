@@ -99,7 +99,7 @@ def test_demo_asks_blas_for_one_thread_unless_told_otherwise(given, expected):
     if given:
         environment["OPENBLAS_NUM_THREADS"] = given
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
-    assert done.stderr.decode().strip() == expected
+    assert done.stderr.decode().splitlines()[-1] == expected  # before it may stand words for a slow machine
 
 
 def test_doctor_says_what_works(kdnb):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-
 from types import SimpleNamespace
 
 import numpy as np
