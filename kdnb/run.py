@@ -119,7 +119,8 @@ class Run:
         return summary
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; `from_json` reads it back. What is not known is absent.
+        """A JSON object; `from_json` reads it back. What is not known is absent; text without a
+        tokenizer is null.
 
         Raises:
             TraceError: if a round holds NaN.
@@ -128,9 +129,8 @@ class Run:
             "format_version": FORMAT_VERSION,
             "prompt_ids": self.prompt_ids.tolist(),
             "token_ids": self.token_ids.tolist(),
+            "text": self.text,
         }
-        if self.text is not None:
-            data["text"] = self.text
         rounds = []
         for index, step in enumerate(self.rounds):
             try:
@@ -175,7 +175,7 @@ class Run:
             objects[name] = data.get(name, {})
             if not isinstance(objects[name], Mapping):
                 raise TraceError(f"{name} has type {type(objects[name]).__name__}; it must be a JSON object.")
-        if not isinstance(data.get("text", ""), str):
+        if not isinstance(data.get("text"), str | None):
             raise TraceError(f"text has type {type(data['text']).__name__}; it must be a string.")
         summary = objects["summary"]
         return cls(

@@ -151,11 +151,21 @@ def open_drafter(drafter: str | None, target: Target) -> Drafter | None:
 
 
 def open_policy(policy: str) -> str | TreePolicy:
-    """A policy by name, or an object at module:attr (a class is made without arguments)."""
+    """A policy by name, or an object at module:attr (a class is made without arguments).
+
+    Raises:
+        ConfigError: if what is there cannot be called as a policy.
+    """
     if policy in BUILT_IN or not is_attribute(policy):
         return policy
     found = import_attribute(policy)
-    made: TreePolicy = found() if isinstance(found, type) else found
+    try:
+        made: TreePolicy = found() if isinstance(found, type) else found
+        inspect.signature(made).bind("draft", "node_budget")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{policy!r} is no tree policy, to be called with (draft, node_budget): {error}."
+        ) from None
     return made
 
 

@@ -160,3 +160,10 @@ def test_streaming_gets_over_bytes_that_are_no_text():
 
 def test_control_characters_do_not_reach_the_terminal():
     assert safe("a\x1b[2Jb\n\tc\x07") == "a\\x1b[2Jb\n\tc\\x07"
+
+
+def test_what_cannot_be_a_policy_is_refused_without_a_traceback(kdnb):
+    for name in ("os:getcwd", "os:sep", "math:pi"):
+        result = kdnb("generate", "--prompt", "x", "--policy", name)
+        assert result.status == 2
+        assert f"Error: '{name}' is no tree policy, to be called with (draft, node_budget)" in result.err
