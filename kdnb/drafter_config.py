@@ -142,6 +142,12 @@ def _refuse_others(config: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
     for key, what in OTHER_ARCHITECTURES.items():
         if inner.get(key) is not None or config.get(key) is not None:
             raise ConfigError(f"{key} asks for {what}, which is not the DFlash that kdnb computes.")
+    for key, expected in (("use_swa", False), ("sample_from_anchor", False), ("use_aux_hidden_state", True)):
+        if inner.get(key, expected) != expected:
+            raise ConfigError(
+                f"dflash_config: {key} is {inner[key]!r}, which another exporter's drafters use and kdnb "
+                "does not compute; sliding windows are read from layer_types and sliding_window."
+            )
     if inner.get("causal"):
         raise ConfigError("dflash_config: causal is true; DFlash's block is not causal.")
     mode = inner.get("attention_mode", "gqa")

@@ -119,8 +119,9 @@ class Run:
         return summary
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; `from_json` reads it back. What is not known is absent; text without a
-        tokenizer is null.
+        """A JSON object; `from_json` reads it back.
+
+        What is not known is absent; text without a tokenizer is null.
 
         Raises:
             TraceError: if a round holds NaN.

@@ -1,7 +1,7 @@
 """The golden drafter: features, block, logits and cache against z-lab's code; variants against naive float64.
 
-Error: float32 sums in another order; logits have a root mean square of about 8, so 1e-4 is asked for and
-2e-5 is reached.
+Error: float32 sums in another order. 1e-4 is asked for; draft logits (root mean square 7 to 13) come within
+2e-5 and the target's features (root mean square 12) within 7e-5.
 """
 
 import json
@@ -137,6 +137,25 @@ def test_prefill_in_chunks_gives_the_same_draft(pair):
         drafts.append(drafter.draft(context_of(prompt, 65)).log_probs)
     assert worst(drafts[1], drafts[0]) <= BOUND
     assert worst(drafts[2], drafts[0]) <= BOUND
+
+
+def test_a_growing_cache_keeps_its_rows(pair):
+    """Across the first capacity of 256 rows, by a commit and by a block written behind the context."""
+    target, drafter = pair
+    text = [token % 250 for token in range(3, 3 + 7 * 300, 7)]
+    committed(target, drafter, text)
+    expected = drafter.draft(context_of(text, 65)).log_probs
+    committed(target, drafter, text, 50)
+    assert worst(drafter.draft(context_of(text, 65)).log_probs, expected) <= BOUND
+    cache = target.new_cache()
+    drafter.start(target)
+    for part in (text[:254], text[254:]):
+        chunk = np.array(part, dtype=np.int32)
+        result = target.forward(chunk, cache, taps=drafter.tap_names)
+        cache.commit()
+        drafter.commit(chunk, result.taps)
+        last = drafter.draft(context_of(text[: cache.prefix_len], 65)).log_probs
+    assert worst(last, expected) <= BOUND
 
 
 # --- variants, judged by a computation without cache or backend --------------------------------

@@ -214,6 +214,11 @@ def test_default_layer_ids():
         ),
         ({"dflash_config": {"mask_token_id": 256, "conv_kernel_size": 4}}, "DFlash2"),
         ({"dflash_config": {"mask_token_id": 256, "attention_mode": "mla"}}, 'attention_mode is "mla"'),
+        ({"dflash_config": {"mask_token_id": 256, "use_swa": True}}, "use_swa is True"),
+        (
+            {"dflash_config": {"mask_token_id": 256, "use_aux_hidden_state": False}},
+            "use_aux_hidden_state is False",
+        ),
         ({"dflash_config": {}}, "dflash_config has no mask_token_id"),
         ({"draft_vocab_size": 100}, "reduced draft vocabulary"),
     ],
