@@ -80,6 +80,8 @@ def _call(policy: TreePolicy, logits: Float32, budget: int, where: str) -> Draft
         raise
     except KdnbError as error:
         raise CheckFailed(f"{where}: {error}") from error
+    except Exception as error:  # whatever a foreign object raises
+        raise CheckFailed(f"{where}: the policy raised {type(error).__name__}: {error}") from error
     return tree
 
 

@@ -134,6 +134,8 @@ def _call(rule: VerifyRule, tree: DraftTree, logits: Float32, noise: Noise, name
         check_acceptance(tree, acceptance, logits.shape[1])
     except KdnbError as error:
         raise CheckFailed(f"{name}: {error}") from error
+    except Exception as error:  # whatever a foreign object raises
+        raise CheckFailed(f"{name}: the rule raised {type(error).__name__}: {error}") from error
     return acceptance
 
 

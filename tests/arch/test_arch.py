@@ -149,3 +149,14 @@ def test_the_readme_is_true():
     for link in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", readme):
         name = link[0] or link[1]
         assert (ROOT / name).exists(), f"README points to {name}, which is not there"
+
+
+def test_the_readmes_python_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    names = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert "def read(self" not in names["run"].text  # the new text, without the prompt
+    assert names["run"].settings["policy"].startswith("Broom")
+    assert "drafted" in capsys.readouterr().out

@@ -331,3 +331,23 @@ def test_a_lossy_rule_need_not_follow_the_target():
         lossless = False
 
     check_verify_rule(Lossy())
+
+
+def test_what_a_policy_raises_is_reported_with_the_draft_and_budget():
+    class NeedsTwoDepths:
+        def __call__(self, draft, node_budget):
+            return DraftTree.from_parents([draft.root_id, *draft.top_k(1)[0][1]], [-1, 0])
+
+    with pytest.raises(CheckFailed, match=r"draft 'no depth', node_budget 0: the policy raised IndexError"):
+        check_policy(NeedsTwoDepths())
+
+
+def test_what_a_rule_raises_is_reported():
+    class Breaks:
+        lossless = True
+
+        def __call__(self, tree, target_logits, noise):
+            return {}["nothing"]
+
+    with pytest.raises(CheckFailed, match="the rule raised KeyError"):
+        check_verify_rule(Breaks())
