@@ -88,7 +88,11 @@ class LatentCache:
         if rows is None:
             kept = np.arange(self.window_len)
         else:
-            kept = np.asarray(rows, dtype=np.int64)
+            kept = np.asarray(rows)
+            if kept.size == 0:
+                kept = kept.astype(np.int64)
+            if not np.issubdtype(kept.dtype, np.integer):
+                raise ShapeError(f"rows has dtype {kept.dtype}; window rows are integers.")
             if kept.ndim != 1:
                 raise ShapeError(f"rows has {kept.ndim} axes; pass one sequence of window rows.")
             if len(kept) and (kept[0] < 0 or kept[-1] >= self.window_len):

@@ -346,6 +346,11 @@ def start(
     Raises:
         ConfigError, TokenError: if the prompt or a setting cannot be used with this target.
     """
+    if drafter is not None and (isinstance(drafter, type) or not isinstance(drafter, Drafter)):
+        raise ConfigError(
+            f"drafter is {drafter!r}, which has no start, draft and commit; pass an object, such as "
+            "kdnb.load_drafter(path, target)."
+        )
     if isinstance(prompt, str):
         if target.tokenizer is None:
             raise TokenError(f"{target!r} has no tokenizer, so the prompt must be token ids, not text.")

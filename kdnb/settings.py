@@ -59,5 +59,13 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise ConfigError(f"{name} is {value!r}; use an integer from {least} up.")
+        if self.stop_ids is not None:
+            wrong = isinstance(self.stop_ids, str | int) or not all(
+                isinstance(token_id, int | np.integer) for token_id in self.stop_ids
+            )
+            if wrong:
+                raise ConfigError(f"stop_ids is {self.stop_ids!r}; pass a sequence of token ids, or None.")
+        if self.on_token is not None and not callable(self.on_token):
+            raise ConfigError(f"on_token is {self.on_token!r}; pass a function of one token id.")
         if self.trace not in ("light", "full"):
             raise ConfigError(f'trace is "{self.trace}"; use "light" or "full".')

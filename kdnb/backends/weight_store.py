@@ -1,6 +1,7 @@
 """Dequantized weights in host memory, under a byte budget."""
 
 import os
+import threading
 from collections import OrderedDict
 
 import numpy as np
@@ -33,6 +34,7 @@ class WeightStore:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self._held: OrderedDict[StoredTensor, Floats] = OrderedDict()
+        self._lock = threading.RLock()  # callbacks of notebooks may run in another thread
 
     def fits(self, stored: StoredTensor) -> bool:
         """Whether a weight can be held at all."""
@@ -44,19 +46,20 @@ class WeightStore:
         Raises:
             CheckpointError: if it holds a NaN or an infinity.
         """
-        held = self._held.get(stored)
-        if held is not None:
-            self._held.move_to_end(stored)
-            return held
-        array = stored.read(self.dtype)
-        check_finite(stored, array)
-        self.used_bytes += array.nbytes
-        self._held[stored] = array
-        while self.used_bytes > self.budget_bytes and len(self._held) > 1:
-            old, forgotten = self._held.popitem(last=False)
-            self.used_bytes -= forgotten.nbytes
-            old.release()
-        return array
+        with self._lock:
+            held = self._held.get(stored)
+            if held is not None:
+                self._held.move_to_end(stored)
+                return held
+            array = stored.read(self.dtype)
+            check_finite(stored, array)
+            self.used_bytes += array.nbytes
+            self._held[stored] = array
+            while self.used_bytes > self.budget_bytes and len(self._held) > 1:
+                old, forgotten = self._held.popitem(last=False)
+                self.used_bytes -= forgotten.nbytes
+                old.release()
+            return array
 
 
 def check_finite(stored: StoredTensor, values: Floats) -> None:

@@ -170,12 +170,18 @@ def test_rounds_yields_what_generate_records(pair):
         ({"temperature": -1.0}, ConfigError, "temperature is -1.0"),
         ({"top_p": 0.0}, ConfigError, "top_p is 0.0"),
         ({"top_k": -2}, ConfigError, "top_k is -2"),
+        ({"stop_ids": 5}, ConfigError, "stop_ids is 5"),
+        ({"stop_ids": "ab"}, ConfigError, "stop_ids is 'ab'"),
+        ({"stop_ids": [1.5]}, ConfigError, r"stop_ids is \[1.5\]"),
+        ({"on_token": 3}, ConfigError, "on_token is 3"),
+        ({"drafter": "tiny"}, ConfigError, "drafter is 'tiny'.*kdnb.load_drafter"),
+        ({"drafter": object}, ConfigError, "drafter is <class 'object'>"),
     ],
 )
 def test_bad_arguments_are_refused_at_the_call(pair, changes, error, message):
-    arguments = {"prompt": PROMPT, "max_new_tokens": 20, **changes}
+    arguments = {"prompt": PROMPT, "max_new_tokens": 20, "drafter": pair[1], **changes}
     with pytest.raises(error, match=message):
-        kdnb.rounds(pair[0], drafter=pair[1], **arguments)
+        kdnb.rounds(pair[0], **arguments)
 
 
 class _Fixed:

@@ -50,6 +50,8 @@ def test_a_fixed_cache_says_how_much_was_needed(target):
         ([2, 1], "do not strictly ascend"),
         ([0, 0], "do not strictly ascend"),
         ([[0]], "2 axes"),
+        ([0.5, 1.5], "rows has dtype float64"),
+        ([True, False, True], "rows has dtype bool"),
     ],
 )
 def test_bad_commits_are_refused_and_change_nothing(target, rows, message):

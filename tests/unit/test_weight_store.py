@@ -40,3 +40,27 @@ def test_any_budget_gives_the_same_logits(name, budget):
 def test_negative_budget_is_refused():
     with pytest.raises(ConfigError, match="expert_cache_bytes is -1"):
         kdnb.load_target("golden", expert_cache_bytes=-1)
+
+
+def test_two_threads_share_a_target_under_a_tight_budget():
+    import threading
+
+    target = kdnb.load_target(DATA / "targets" / "kimi_k25_int4", expert_cache_bytes=40_000)
+    alone = target.logits(range(1, 30))
+    results, errors = [], []
+
+    def work():
+        try:
+            results.extend(target.logits(range(1, 30)) for _ in range(5))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(results) == 15
+    for logits in results:
+        np.testing.assert_array_equal(logits, alone)
