@@ -1,6 +1,7 @@
 """One safetensors file, mapped into memory."""
 
 import json
+import math
 import mmap
 import os
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ DTYPES: dict[str, Any] = {
     "U8": np.uint8,
     "I8": np.int8,
 }
+ITEM_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 FP_NAMES = ("F32", "BF16", "F16", "F64")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -130,7 +132,7 @@ class MappedFile:
             raise self._error(f"has a damaged header entry for {name}") from None
         if dtype_name not in DTYPES:
             raise self._error(f"stores {name} as {dtype_name}; kdnb reads {', '.join(DTYPES)}")
-        expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(DTYPES[dtype_name]).itemsize
+        expected = math.prod(shape) * ITEM_BYTES[dtype_name]
         if end - begin != expected:
             raise self._error(
                 f"gives {name} {end - begin} bytes but shape {list(shape)} of {dtype_name} needs {expected}"
