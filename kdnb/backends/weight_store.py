@@ -51,14 +51,16 @@ class WeightStore:
             if held is not None:
                 self._held.move_to_end(stored)
                 return held
+            needed = stored.size * self.dtype.itemsize
+            while self._held and self.used_bytes + needed > self.budget_bytes:  # before it is read
+                old, forgotten = self._held.popitem(last=False)
+                self.used_bytes -= forgotten.nbytes
+                old.release()
+                del forgotten
             array = stored.read(self.dtype)
             check_finite(stored, array)
             self.used_bytes += array.nbytes
             self._held[stored] = array
-            while self.used_bytes > self.budget_bytes and len(self._held) > 1:
-                old, forgotten = self._held.popitem(last=False)
-                self.used_bytes -= forgotten.nbytes
-                old.release()
             return array
 
 
