@@ -38,7 +38,7 @@ class NumpyExperts:
     store: WeightStore
 
     def __call__(self, expert: int, part: str) -> Floats:
-        return self.store.get(getattr(self.stored[expert], part))
+        return self.store.matrix(getattr(self.stored[expert], part))
 
 
 class NumpyBackend:
@@ -131,7 +131,7 @@ class NumpyBackend:
     def linear(self, x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -> Floats:
         offset = None if bias is None else self._store.get(bias)
         if self._store.fits(weight):
-            return linear(x, self._store.get(weight), offset, by_row=self.deterministic)
+            return linear(x, self._store.matrix(weight), offset, by_row=self.deterministic)
         blocks = [linear(x, block, by_row=self.deterministic) for block in self._row_blocks(weight)]
         y = np.concatenate(blocks, axis=1)
         return y if offset is None else y + offset
@@ -213,7 +213,7 @@ class NumpyBackend:
 
     def route(self, x: Floats, weight: StoredTensor, bias: StoredTensor | None, spec: RouterSpec) -> Routing:
         offset = None if bias is None else self._store.get(bias)
-        return route(x, self._store.get(weight), offset, spec, by_row=self.deterministic)
+        return route(x, self._store.matrix(weight), offset, spec, by_row=self.deterministic)
 
     def run_experts(
         self, x: Floats, experts: NumpyExperts, topk_index: HostArray, topk_weight: Floats

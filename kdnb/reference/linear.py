@@ -1,6 +1,10 @@
 """Matrix product with a weight stored [out, in], as checkpoints store it."""
 
+import numpy as np
+
 from kdnb.arrays import Floats
+
+FEW_ROWS = 64
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None = None, *, by_row: bool = False) -> Floats:
@@ -16,7 +20,13 @@ def linear(x: Floats, weight: Floats, bias: Floats | None = None, *, by_row: boo
         [rows, out].
     Error: one and many rows differ by BLAS's summation order, about 1e-6 relative in float32.
     """
-    y: Floats = (x[:, None, :] @ weight.T)[:, 0] if by_row else x @ weight.T
+    y: Floats
+    if by_row:
+        y = (x[:, None, :] @ weight.T)[:, 0]
+    elif 1 < len(x) <= FEW_ROWS and not weight.flags.f_contiguous:
+        y = np.ascontiguousarray((weight @ x.T).T)  # twice as fast in BLAS as x @ weight.T
+    else:
+        y = x @ weight.T
     if bias is not None:
         y += bias
     return y

@@ -27,6 +27,17 @@ def test_least_recently_used_goes_first():
     assert store.used_bytes == 2 * size
 
 
+def test_a_small_matrix_is_laid_out_once_and_counted_once():
+    a = tensors()[0]
+    store = WeightStore(np.dtype(np.float32), 10 * a.size * 4)
+    plain = store.get(a)
+    laid_out = store.matrix(a)
+    np.testing.assert_array_equal(laid_out, plain)
+    assert laid_out.flags.f_contiguous
+    assert store.matrix(a) is laid_out
+    assert store.used_bytes == a.size * 4
+
+
 @pytest.mark.parametrize("budget", [0, 1, 5_000, 100_000])
 @pytest.mark.parametrize("name", ["kimi_k25_int4", "v3_fp8", "v3"])
 def test_any_budget_gives_the_same_logits(name, budget):
