@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kdnb.arrays import HostArray
-from kdnb.backends.base import Backend
+from kdnb.backends import Backend, get_backend
 from kdnb.drafters import load_drafter
 from kdnb.loop import generate
 from kdnb.model import Target, load_target
@@ -16,17 +16,18 @@ PROMPT = [100, 101, 102, 32, 114, 101, 97, 100, 40, 115, 101, 108, 102, 41, 58, 
 TREE = DraftTree.from_parents([9, 114, 105, 101, 102, 102, 32, 116], [-1, 0, 0, 1, 2, 1, 4, 3])
 
 
-def check_backend(backend: Backend, tolerance: float = 1e-4) -> None:
+def check_backend(backend: str | Backend, tolerance: float = 1e-4) -> None:
     """Run a backend beside the numpy one, op by op, on the shipped golden pair.
 
     Args:
-        backend: The backend to judge.
+        backend: The backend to judge, or its name.
         tolerance: Largest absolute difference of values whose root mean square is about 1 to 10;
             integers and copies must agree exactly.
 
     Raises:
         CheckFailed: at the first difference; the message names the op or tapped value and where.
     """
+    backend = get_backend(backend)
     for name in ("name", "dtype"):
         if not isinstance(getattr(backend, name, None), str):
             raise CheckFailed(f"backend.{name} is missing or not a string.")

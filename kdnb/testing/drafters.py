@@ -11,7 +11,7 @@ from kdnb.draft import Draft, DraftContext
 from kdnb.drafters.base import Drafter
 from kdnb.errors import ConfigError, KdnbError
 from kdnb.loop import generate
-from kdnb.model import Target
+from kdnb.model import Target, load_target
 from kdnb.noise import Noise
 from kdnb.policies import check_tree
 from kdnb.run import Run
@@ -24,18 +24,22 @@ T = TypeVar("T")
 TOLERANCE = 1e-3  # of draft log-probs: one and many rows round differently
 
 
-def check_drafter(drafter: Drafter, target: Target, prompt_ids: list[int] | None = None) -> None:
+def check_drafter(
+    drafter: Drafter, target: Target | None = None, prompt_ids: list[int] | None = None
+) -> None:
     """Run a drafter through everything that the loop relies on.
 
     Args:
         drafter: The drafter to judge.
-        target: A target that it drafts for.
+        target: A target that it drafts for; None is the shipped golden one.
         prompt_ids: What to continue, 3 tokens or more; None takes a fixed prompt.
 
     Raises:
         CheckFailed: at the first broken promise; the message says which, and where.
         ConfigError: if the prompt is too short to be committed in chunks.
     """
+    if target is None:
+        target = load_target("golden")
     vocab_size = target.config.vocab_size
     prompt = np.array(prompt_ids or [token % vocab_size for token in range(40, 57)], dtype=np.int32)
     if len(prompt) < 3:

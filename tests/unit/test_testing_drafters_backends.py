@@ -17,6 +17,10 @@ def target():
     return kdnb.load_target("golden")
 
 
+def test_a_drafter_without_a_target_is_checked_on_the_shipped_one():
+    check_drafter(NGram())
+
+
 def test_our_drafters_pass(target):
     for drafter in (
         kdnb.load_drafter("golden", target),
@@ -131,7 +135,7 @@ def test_a_drafter_that_changes_the_target_is_found():
 
 
 def test_our_backends_pass():
-    check_backend(NumpyBackend())
+    check_backend("numpy")
     check_backend(NumpyBackend(deterministic=True))
     check_backend(OpaqueBackend())
 
