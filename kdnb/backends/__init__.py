@@ -3,6 +3,8 @@
 from kdnb.backends.base import Backend
 from kdnb.errors import BackendUnavailable, ConfigError
 
+__all__ = ["BACKENDS", "Backend", "get_backend"]
+
 BACKENDS = ("numpy", "cuda", "emulated")
 
 
