@@ -41,7 +41,7 @@ def refresh(path: Path) -> None:
         import nbformat
     except ImportError:
         raise ConfigError('refreshing needs nbclient and nbformat: pip install ".[test]"') from None
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.from_dict(_read(path))
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
     client = nbclient.NotebookClient(
@@ -69,9 +69,23 @@ def faults(path: Path) -> list[str]:
 
     Returns:
         One sentence per fault; empty if there is none.
+
+    Raises:
+        ConfigError: if the file is no notebook.
     """
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = _read(path)
     return [f"{path.name}: {fault}" for fault in _faults(notebook)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A notebook as JSON; ConfigError if the file is none."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} is no notebook: {error}.") from None
+    if not isinstance(notebook, dict) or "cells" not in notebook or notebook.get("nbformat") != 4:
+        raise ConfigError(f"{str(path)!r} is no notebook of format 4.")
+    return notebook
 
 
 def _faults(notebook: dict[str, Any]) -> Iterator[str]:

@@ -157,3 +157,15 @@ def test_a_changed_output_of_a_real_notebook_turns_nbval_red(path, tmp_path):
                 assert run_nbval(copied).returncode == 1
                 return
     raise AssertionError("the notebook prints no number")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "# not a notebook"])
+def test_what_is_no_notebook_is_refused(tmp_path, text):
+    from kdnb.errors import ConfigError
+    from kdnb.notebooks import refresh
+
+    path = tmp_path / "x.ipynb"
+    path.write_text(text)
+    for act in (faults, refresh):
+        with pytest.raises(ConfigError, match="is no notebook"):
+            act(path)
