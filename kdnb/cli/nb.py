@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from kdnb.cli.options import json_option, write_json
 from kdnb.cli.stream import note
+from kdnb.doctor import install_line
 from kdnb.errors import ConfigError
 from kdnb.notebooks import faults, notebooks_dir
 from kdnb.notebooks import refresh as run_notebook
@@ -41,6 +43,11 @@ def check(paths: tuple[str, ...], quick: bool, json_file: str | None) -> None:
     found = [fault for path in chosen for fault in faults(path)]
     failed = False
     if not quick and not found:
+        if find_spec("nbval") is None:
+            raise ConfigError(
+                f"comparing outputs needs nbval; run: {install_line('test')}, or look only at what is "
+                "stored: kdnb nb check --quick."
+            )
         sanitize = notebooks_dir() / "sanitize.cfg"
         done = subprocess.run(
             [
@@ -51,7 +58,9 @@ def check(paths: tuple[str, ...], quick: bool, json_file: str | None) -> None:
             check=False,
             stdout=subprocess.DEVNULL if json_file is not None else None,
         )
-        failed = done.returncode != 0
+        if done.returncode not in (0, 1):
+            raise ConfigError(f"pytest ended with status {done.returncode} and compared nothing.")
+        failed = done.returncode == 1
     if json_file is not None:
         write_json({"faults": found, "outputs_differ": failed}, json_file)
     else:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "kdnb").rglob("*.py"))
-MAX_LINES = 420
+MAX_LINES = 400
 HEAVY = (
     "torch",
     "transformers",
@@ -57,10 +57,15 @@ def test_imports_point_downward():
     assert "Contracts: 1 kept, 0 broken." in done.stdout
 
 
-def test_importing_kdnb_needs_numpy_at_most():
-    code = "import sys, json, kdnb; kdnb.__doc__; dir(kdnb); print(json.dumps(sorted(sys.modules)))"
+def test_importing_kdnb_needs_numpy_at_most(record_property):
+    code = (
+        "import time; began = time.perf_counter(); import kdnb; seconds = time.perf_counter() - began\n"
+        "import sys, json; kdnb.__doc__; dir(kdnb); print(json.dumps([seconds, sorted(sys.modules)]))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(json.loads(done.stdout))
+    seconds, names = json.loads(done.stdout)
+    record_property("import_seconds", seconds)  # reported (pytest --junit-xml), not asserted
+    loaded = set(names)
     assert {name for name in HEAVY if name in loaded} == set()
     assert "kdnb" in loaded
 
