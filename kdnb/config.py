@@ -1,14 +1,16 @@
 """A target's config: every size and rule of its forward, read from config.json."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kdnb.config_reader import REQUIRED, ConfigReader, read_json_object
+from kdnb.config_reader import REQUIRED, ConfigReader, is_folder, read_json_object
 from kdnb.errors import ConfigError
 from kdnb.rope_config import RopeConfig
 
+MAX_LAYERS, MAX_EXPERTS = 10_000, 100_000  # beyond is a damaged file, and naming the tensors takes for ever
 LORA_NORM_EPS = 1e-6  # the models' own code builds these norms with the class default
 MODEL_TYPES = (
     "deepseek_v3",
@@ -93,8 +95,8 @@ class TargetConfig:
         Raises:
             ConfigError: if the folder or the file is missing, or as `from_dict`.
         """
-        if not folder.is_dir():
-            what = "is not a folder" if folder.exists() else "does not exist"
+        if not is_folder(folder):
+            what = "is not a folder" if os.path.lexists(folder) else "does not exist"
             raise ConfigError(
                 f"{str(folder)!r} {what}; pass a Hugging Face checkpoint folder or a shipped name."
             )
@@ -125,7 +127,7 @@ class TargetConfig:
         model_type = _model_type(text)
         is_v2 = model_type == "deepseek_v2"
         dense = model_type == "youtu" or text.get("n_routed_experts", 0) is None
-        n_routed_experts = None if dense else read.integer("n_routed_experts", least=1)
+        n_routed_experts = None if dense else read.integer("n_routed_experts", least=1, most=MAX_EXPERTS)
         of_experts = 1 if dense else REQUIRED  # keys that only a mixture of experts needs
         read.choice("hidden_act", ("silu",), "silu")
         frequency = read.integer("moe_layer_freq", 1)
@@ -144,11 +146,11 @@ class TargetConfig:
         self = cls(
             model_type=model_type,
             hidden_size=read.integer("hidden_size", least=1),
-            num_hidden_layers=read.integer("num_hidden_layers", least=1),
+            num_hidden_layers=read.integer("num_hidden_layers", least=1, most=MAX_LAYERS),
             num_attention_heads=read.integer("num_attention_heads", least=1),
             vocab_size=read.integer("vocab_size", least=1),
             intermediate_size=read.integer("intermediate_size", least=1),
-            rms_norm_eps=read.number("rms_norm_eps"),
+            rms_norm_eps=read.number("rms_norm_eps", above=0),
             q_lora_rank=read.integer("q_lora_rank", None, 1),
             kv_lora_rank=read.integer("kv_lora_rank", least=1),
             qk_nope_head_dim=read.integer("qk_nope_head_dim", least=1),
@@ -165,13 +167,13 @@ class TargetConfig:
             topk_group=read.integer("topk_group", 1, 1),
             # transformers' DeepSeek-V2 never normalises; no released V2 asks for it
             norm_topk_prob=False if is_v2 else read.boolean("norm_topk_prob", True),
-            routed_scaling_factor=read.number("routed_scaling_factor", 1.0),
+            routed_scaling_factor=read.number("routed_scaling_factor", 1.0 if dense or is_v2 else REQUIRED),
             attention_bias=read.boolean("attention_bias", False),
             tie_word_embeddings=read.boolean("tie_word_embeddings", False) if tied is None else tied,
             max_position_embeddings=read.integer("max_position_embeddings", least=1),
             rope_interleave=read.boolean("rope_interleave", True),
             rope=RopeConfig.from_dict(text),
-            lora_norm_eps=read.number("lora_norm_eps", LORA_NORM_EPS),
+            lora_norm_eps=read.number("lora_norm_eps", LORA_NORM_EPS, above=0),
             stop_ids=_stop_ids(config, text, generation_config or {}),
             tensor_prefix=prefix,
         )
@@ -201,7 +203,7 @@ class TargetConfig:
         if self.qk_rope_head_dim % 2:
             raise ConfigError(f"config.json: qk_rope_head_dim is {self.qk_rope_head_dim}; it must be even.")
         experts = self.n_routed_experts
-        if experts is None:
+        if experts is None or not self.is_moe(self.num_hidden_layers - 1):
             return
         if self.num_experts_per_tok > experts:
             raise ConfigError(
@@ -238,6 +240,10 @@ def _text_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 def _model_type(text: Mapping[str, Any]) -> str:
     model_type = text.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(
+            f"model_type {model_type!r} is not an MLA model that kdnb knows; it must be a string."
+        )
     if model_type in REFUSED:
         raise ConfigError(f'model_type "{model_type}" is not supported: {REFUSED[model_type]}.')
     if model_type not in MODEL_TYPES:

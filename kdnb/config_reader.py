@@ -1,7 +1,6 @@
 """Reading one JSON object of settings, with errors that name the key."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from kdnb.errors import ConfigError
 
 REQUIRED: Any = object()
+FLOAT32_MAX, FLOAT32_TINY = 3.4e38, 1.2e-38
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class ConfigReader:
     values: Mapping[str, Any]
     where: str
 
-    def integer(self, key: str, default: Any = REQUIRED, least: int = 0) -> Any:
-        """An integer from `least` up, or the default."""
+    def integer(self, key: str, default: Any = REQUIRED, least: int = 0, most: int = 2**31 - 1) -> Any:
+        """An integer from `least` to `most`, or the default."""
         value = self._get(key, default)
         if key not in self.values or self.values[key] is None:
             return value
@@ -35,15 +35,20 @@ class ConfigReader:
             raise ConfigError(f"{self.where}: {key} is {value!r}; it must be an integer.")
         if value < least:
             raise ConfigError(f"{self.where}: {key} is {value}; it must be {least} or more.")
+        if value > most:
+            raise ConfigError(f"{self.where}: {key} is larger than {most}, which no such model has.")
         return value
 
-    def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """A finite number, or the default."""
+    def number(self, key: str, default: Any = REQUIRED, above: float | None = None) -> Any:
+        """A number that float32 can hold, greater than `above`, or the default."""
         value = self._get(key, default)
         if key not in self.values or self.values[key] is None:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be a finite number.")
+        usable = isinstance(value, int | float) and not isinstance(value, bool)
+        if not usable or not abs(value) <= FLOAT32_MAX or 0 < abs(value) < FLOAT32_TINY:
+            raise ConfigError(f"{self.where}: {key} is {_short(value)}; it must be a finite number.")
+        if above is not None and not value > above:
+            raise ConfigError(f"{self.where}: {key} is {value}; it must be greater than {above}.")
         return float(value)
 
     def boolean(self, key: str, default: Any = REQUIRED) -> Any:
@@ -80,6 +85,22 @@ class ConfigReader:
         return default
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder; no where the system cannot even ask (a name that is too long)."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _short(value: Any) -> str:
+    """repr, cut: Python refuses to print integers of thousands of digits."""
+    try:
+        return repr(value)[:80]
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that must hold an object.
 
@@ -101,6 +122,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is not JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
             "fetch it again."
         ) from None
+    except (ValueError, RecursionError) as error:  # endless digits, endless brackets
+        raise ConfigError(f"{str(path)!r} cannot be used: {error}.") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{str(path)!r} holds a {type(data).__name__}; it must hold an object.")
     return data

@@ -1,11 +1,12 @@
 """A DFlash drafter's config, as z-lab writes it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdnb.config_reader import ConfigReader, read_json_object
+from kdnb.config_reader import ConfigReader, is_folder, read_json_object
 from kdnb.errors import ConfigError
 from kdnb.rope_config import RopeConfig
 
@@ -51,8 +52,8 @@ class DFlashConfig:
     @classmethod
     def from_folder(cls, folder: Path) -> "DFlashConfig":
         """Read config.json; ConfigError as `from_dict`, or if there is none."""
-        if not folder.is_dir():
-            what = "is not a folder" if folder.exists() else "does not exist"
+        if not is_folder(folder):
+            what = "is not a folder" if os.path.lexists(folder) else "does not exist"
             raise ConfigError(f"{str(folder)!r} {what}; pass a DFlash folder or a drafter's name.")
         return cls.from_dict(read_json_object(folder / "config.json"))
 
@@ -105,7 +106,7 @@ class DFlashConfig:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=read.number("rms_norm_eps"),
+            rms_norm_eps=read.number("rms_norm_eps", above=0),
             rope=RopeConfig.from_dict(config),
             layer_types=layer_types,
             sliding_window=window,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -50,6 +50,8 @@ class RopeConfig:
         Raises:
             ConfigError: if the rope type is unknown or a value has the wrong type.
         """
+        if config.get("rope_parameters") and config.get("rope_scaling"):
+            _check_spellings(config)
         where = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
         scaling = config.get(where) or {}
         if not isinstance(scaling, Mapping):
@@ -61,20 +63,22 @@ class RopeConfig:
             raise ConfigError(
                 f'rope type "{rope_type}" is not one kdnb computes; it knows {", ".join(ROPE_TYPES)}.'
             )
-        theta = read.number("rope_theta", None) or top.number("rope_theta", 10000.0)
+        theta = read.number("rope_theta", None, above=1) or top.number("rope_theta", 10000.0, above=1)
         if rope_type == "default":
             return cls(rope_theta=theta)
         return cls(
             rope_theta=theta,
             rope_type=rope_type,
-            factor=read.number("factor"),
-            beta_fast=read.number("beta_fast", None) or 32.0,
-            beta_slow=read.number("beta_slow", None) or 1.0,
+            factor=read.number("factor", above=0),
+            beta_fast=read.number("beta_fast", None, above=0) or 32.0,
+            beta_slow=read.number("beta_slow", None, above=0) or 1.0,
             mscale=read.number("mscale", None) or 0.0,
             mscale_all_dim=read.number("mscale_all_dim", None) or 0.0,
             original_max_position_embeddings=read.integer(
                 "original_max_position_embeddings",
-                top.integer("max_position_embeddings", 4096),
+                top.integer("original_max_position_embeddings", None, 1)
+                or top.integer("max_position_embeddings", 4096, 1),
+                1,
             ),
             attention_factor=read.number("attention_factor", None),
             truncate=read.boolean("truncate", True),
@@ -117,6 +121,15 @@ class RopeConfig:
         if self.rope_type == "default" or not self.mscale_all_dim:
             return 1.0
         return _amplitude(self.factor, self.mscale_all_dim)
+
+
+def _check_spellings(config: Mapping[str, Any]) -> None:
+    """Refuse a config whose two spellings disagree: programs differ in which one they read."""
+    theta = config.get("rope_theta")
+    new = RopeConfig.from_dict({**config, "rope_scaling": None})
+    old = RopeConfig.from_dict({**config, "rope_parameters": None, "rope_theta": theta or new.rope_theta})
+    if replace(old, rope_theta=new.rope_theta) != new:
+        raise ConfigError("config.json: rope_parameters and rope_scaling disagree; leave one of them out.")
 
 
 def _amplitude(factor: float, mscale: float) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,13 +59,23 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise ConfigError(f"{name} is {value!r}; use an integer from {least} up.")
-        if self.stop_ids is not None:
-            wrong = isinstance(self.stop_ids, str | int) or not all(
-                isinstance(token_id, int | np.integer) for token_id in self.stop_ids
-            )
-            if wrong:
-                raise ConfigError(f"stop_ids is {self.stop_ids!r}; pass a sequence of token ids, or None.")
+        object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"deterministic is {self.deterministic!r}; use True or False.")
         if self.on_token is not None and not callable(self.on_token):
             raise ConfigError(f"on_token is {self.on_token!r}; pass a function of one token id.")
         if self.trace not in ("light", "full"):
             raise ConfigError(f'trace is "{self.trace}"; use "light" or "full".')
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    """Ids as a tuple: an iterator would be empty when it is asked for again."""
+    if value is None:
+        return None
+    try:
+        ids: tuple[Any, ...] = tuple(value)
+    except TypeError:  # a bare number
+        ids = (value, None)
+    if isinstance(value, str) or not all(isinstance(token_id, int | np.integer) for token_id in ids):
+        raise ConfigError(f"{name} is {value!r}; pass a sequence of token ids, or None.")
+    return tuple(int(token_id) for token_id in ids)

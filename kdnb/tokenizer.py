@@ -116,6 +116,7 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """See Tokenizer."""
+        check_text(text)
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -171,20 +172,26 @@ class KimiTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """See Tokenizer."""
+        check_text(text)
         pieces = (piece for start in range(0, len(text), MAX_CHARS)
                   for piece in _split_runs(text[start : start + MAX_CHARS]))  # fmt: skip
         return [i for piece in pieces for i in self._inner.encode(piece, disallowed_special=())]
 
     def decode(self, token_ids: Sequence[int] | HostArray) -> str:
         """See Tokenizer."""
-        parts = (self._inner.decode_single_token_bytes(int(i)) for i in token_ids)
-        return b"".join(parts).decode("utf-8", errors="replace")
+        return b"".join(map(self._bytes_of, token_ids)).decode("utf-8", errors="replace")
 
     def token_text(self, token_id: int) -> str:
         """See Tokenizer."""
         if token_id in self._names:
             return self._names[token_id]
-        return visible_text(self._inner.decode_single_token_bytes(token_id))
+        return visible_text(self._bytes_of(token_id))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        try:
+            return bytes(self._inner.decode_single_token_bytes(int(token_id)))
+        except KeyError:
+            raise TokenError(f"{token_id} is no token of this tokenizer.") from None
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a conversation, ending where the assistant's answer begins.
@@ -197,6 +204,8 @@ class KimiTokenizer:
         """
         ids: list[int] = []
         for message in messages:
+            if not {"role", "content"} <= set(message):
+                raise TokenError(f"the message has {list(message)}; it needs a role and a content.")
             ids += self._header(message["role"])
             ids += [*self.encode(message["content"]), self._ids["<|im_end|>"]]
         return ids + self._header("assistant")
@@ -208,6 +217,16 @@ class KimiTokenizer:
         return [self._ids[mark], *self.encode(role), self._ids["<|im_middle|>"]]
 
 
+def check_text(text: str) -> None:
+    """Refuse text that no UTF-8 can hold (TokenError)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenError(
+            f"the text has a broken character at {error.start}; it must be what UTF-8 can hold."
+        ) from None
+
+
 def visible_text(data: bytes) -> str:
     """Bytes in printable form: white space as signs, what is no UTF-8 as hexadecimal."""
     text = data.decode("utf-8", errors="backslashreplace").translate(VISIBLE)
@@ -216,7 +235,11 @@ def visible_text(data: bytes) -> str:
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise TokenError(f"{path.name} cannot be read: {error.strerror}.") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -228,6 +251,11 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             ) from None
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise TokenError(f"{path.name} does not number its {len(ranks)} tokens from 0 up.")
+    absent = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if absent:
+        raise TokenError(
+            f"{path.name} lacks {len(absent)} of the 256 single bytes, first {absent[0]}; fetch it again."
+        )
     return ranks
 
 
@@ -240,7 +268,12 @@ def _special_names(folder: Path, base: int, vocab_size: int) -> dict[int, str]:
     path = folder / "tokenizer_config.json"
     if path.exists():
         added: Any = read_json_object(path).get("added_tokens_decoder") or {}
-        names |= {int(key): str(facts["content"]) for key, facts in added.items()}
+        try:
+            names |= {int(key): str(facts["content"]) for key, facts in added.items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise TokenError(
+                f"{path.name}: added_tokens_decoder must map ids to objects with a content."
+            ) from None
     return names
 
 

@@ -31,7 +31,7 @@ class Mutation(NamedTuple):
     tests: tuple[str, ...]
 
 
-LOOP, DFLASH, ROUTER = "kdnb/loop.py", "kdnb/drafters/dflash.py", "kdnb/reference/router.py"
+LOOP, DFLASH, ROUTER = "kdnb/decoding.py", "kdnb/drafters/dflash.py", "kdnb/reference/router.py"
 PLACES, ROPE = "positions=prefix_len + tree.depths,", "kdnb/rope_config.py"
 QUANTIZED = "tests/unit/test_checkpoint.py"
 MUTATIONS = {
@@ -110,13 +110,13 @@ MUTATIONS = {
     ),
     "beta_defaults": Mutation(
         ROPE,
-        'beta_fast=read.number("beta_fast", None) or 32.0',
+        'beta_fast=read.number("beta_fast", None, above=0) or 32.0',
         "beta_fast=32.0",
         ("tests/unit/test_config.py",),
     ),
     "lora_norm_eps": Mutation(
         "kdnb/config.py",
-        'read.number("lora_norm_eps", LORA_NORM_EPS)',
+        'read.number("lora_norm_eps", LORA_NORM_EPS, above=0)',
         'read.number("rms_norm_eps")',
         ("tests/unit/test_config.py",),
     ),

@@ -1,5 +1,6 @@
 """The numpy backend: runs anywhere, and defines what every op means."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ class NumpyBackend:
                 f'dtype "{dtype}" is not one the numpy backend computes in; use {" or ".join(DTYPES)}.'
             )
         self.dtype = dtype
-        self.deterministic = deterministic
+        self._always_by_row = deterministic
+        self._asked = threading.local()  # decodings in other threads may share the backend
         self._np_dtype: np.dtype[np.floating] = np.dtype(dtype)
         self._store = WeightStore(self._np_dtype, expert_cache_bytes)
 
@@ -79,11 +81,16 @@ class NumpyBackend:
 
     @contextmanager
     def row_by_row(self) -> Iterator[None]:
-        before, self.deterministic = self.deterministic, True
+        self._asked.depth = getattr(self._asked, "depth", 0) + 1
         try:
             yield
         finally:
-            self.deterministic = before
+            self._asked.depth -= 1
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether this thread computes row by row now."""
+        return self._always_by_row or getattr(self._asked, "depth", 0) > 0
 
     # --- memory -------------------------------------------------------------------------------
     def upload(self, array: HostArray) -> HostArray:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kdnb.checkpoint.mapped_file import Entry, MappedFile
 from kdnb.checkpoint.stored import StoredTensor
-from kdnb.config_reader import read_json_object
+from kdnb.config_reader import is_folder, read_json_object
 from kdnb.errors import CheckpointError, ConfigError
 
 SINGLE = "model.safetensors"  # as transformers: it goes before an index, and both before other files
@@ -77,7 +77,8 @@ class TensorFolder(Mapping[str, StoredTensor]):
                 way that cannot be read.
         """
         missing = [f"{name} {list(expected[name])}" for name in expected if name not in self]
-        extra = [name for name in self if name not in expected and not is_ignored(name)]
+        # an empty tensor changes nothing: transformers writes some for n_shared_experts 0
+        extra = [n for n in self if n not in expected and self[n].size and not is_ignored(n)]
         misshapen = [
             f"{name} is {list(self[name].shape)}, expected {list(shape)}"
             for name, shape in expected.items()
@@ -96,6 +97,13 @@ class TensorFolder(Mapping[str, StoredTensor]):
             )
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:NAMED_AT_MOST])
     more = len(names) - NAMED_AT_MOST
@@ -103,7 +111,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _open_files(path: Path) -> list[MappedFile]:
-    if not path.is_dir():
+    if not is_folder(path):
         raise CheckpointError(f"{str(path)!r} is not a folder.")
     if (path / SINGLE).exists():
         return [MappedFile(path / SINGLE)]
@@ -128,7 +136,7 @@ def _open_shards(path: Path) -> list[MappedFile]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{INDEX} in {str(path)!r} has no weight_map object.")
     names = sorted(set(map(str, weight_map.values())))
-    absent = [name for name in names if Path(name).name != name or not (path / name).is_file()]
+    absent = [name for name in names if Path(name).name != name or not _is_file(path / name)]
     if absent:
         raise CheckpointError(
             f"{INDEX} names {len(absent)} of {len(names)} shards that are not in {str(path)!r}: "

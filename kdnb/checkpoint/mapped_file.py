@@ -29,6 +29,7 @@ DTYPES: dict[str, Any] = {
 }
 ITEM_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 FP_NAMES = ("F32", "BF16", "F16", "F64")
+MAX_NUMBER = 1 << 62  # of a size or offset
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -108,7 +109,7 @@ class MappedFile:
     def _parse(self, header: bytes, data_start: int) -> dict[str, Entry]:
         try:
             parsed = json.loads(header, object_pairs_hook=self._no_duplicates)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"has a damaged header ({error})") from None
         if not isinstance(parsed, dict):
             raise self._error("has a header that is no JSON object")
@@ -126,7 +127,8 @@ class MappedFile:
             dtype_name, shape = facts["dtype"], tuple(facts["shape"])
             begin, end = facts["data_offsets"]
             numbers = (*shape, begin, end)
-            if not all(type(n) is int and n >= 0 for n in numbers) or end < begin:
+            whole = all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers)
+            if not whole or end < begin or not isinstance(dtype_name, str):
                 raise ValueError
         except (TypeError, KeyError, ValueError):
             raise self._error(f"has a damaged header entry for {name}") from None

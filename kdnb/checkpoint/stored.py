@@ -16,6 +16,9 @@ from kdnb.checkpoint.quantized import (
 )
 from kdnb.errors import CheckpointError
 
+INT4_PARTS = {"weight_packed", "weight_scale", "weight_shape"}
+PARTS = ({"weight"}, {"weight", "weight_scale_inv"}, INT4_PARTS)
+
 
 class StoredTensor:
     """One weight: plain floats, INT4 pack-quantized, or FP8 in blocks.
@@ -33,6 +36,11 @@ class StoredTensor:
         self.name = name
         self._parts = parts
         self.kind: Literal["plain", "int4", "fp8"]
+        if set(parts) not in PARTS and set(parts) - INT4_PARTS:
+            raise CheckpointError(
+                f"{name} is stored with {', '.join(sorted(set(parts) - {'weight'}))} beside it, which is no "
+                "format that kdnb reads (plain, INT4 pack-quantized, FP8 with weight_scale_inv)."
+            )
         if "weight_packed" in parts:
             self.kind, self.shape = "int4", self._int4_shape()
         elif "weight_scale_inv" in parts:
@@ -136,7 +144,11 @@ class StoredTensor:
                 f"{self.name}: weight_shape is {shape.dtype_name} {list(shape.shape)}; "
                 "it must be two integers."
             )
-        rows, columns = packed.shape[0], packed.shape[-1] * INT4_PER_WORD
+        if len(packed.shape) != 2:
+            raise CheckpointError(
+                f"{self.name}: weight_packed has shape {list(packed.shape)}; it is a matrix."
+            )
+        rows, columns = packed.shape[0], packed.shape[1] * INT4_PER_WORD
         if len(scale.shape) != 2 or scale.shape[1] * INT4_GROUP != columns:
             rows, columns = self._stated_shape()  # padded columns, or another group size
         words = -(-columns // INT4_PER_WORD)

@@ -6,8 +6,9 @@ import click
 
 from kdnb.cli.options import json_option, write_json
 from kdnb.cli.stream import Streamer, ascii_only, note, use_color
+from kdnb.decoding import Decoding
 from kdnb.drafters import Drafter, load_drafter
-from kdnb.loop import Decoding, generate, start
+from kdnb.loop import generate, start
 from kdnb.model import Target, load_target
 from kdnb.run import Run
 from kdnb.settings import Settings

@@ -40,6 +40,8 @@ def _check_folder(_context: click.Context, _option: click.Parameter, json_file: 
     """Find out before the work, not after it, that a file cannot be written."""
     if json_file not in (None, "-") and not Path(str(json_file)).parent.is_dir():
         raise TraceError(f"{json_file!r} cannot be written: its folder does not exist.")
+    if json_file not in (None, "-") and (not Path(json_file).name or Path(json_file).is_dir()):
+        raise TraceError(f"{json_file!r} cannot be written: it is a folder.")
     return json_file
 
 
