@@ -47,3 +47,7 @@ class BackendUnavailable(KdnbError, RuntimeError):
 
 class TraceError(KdnbError, ValueError):
     """A trace file cannot be read, or two traces cannot be compared."""
+
+
+class KernelError(KdnbError, RuntimeError):
+    """A kernel does not compile, or broke a rule while it ran; the message shows where."""

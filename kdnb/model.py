@@ -116,7 +116,7 @@ class Target:
 
     def lm_head(self, hidden: Array) -> Array:
         """Logits [rows, vocab_size] of normed hidden rows, a backend array."""
-        return self.backend.linear(hidden, self._weights.lm_head)
+        return self.backend.logits(hidden, self._weights.lm_head)
 
     def forward(
         self,
@@ -199,7 +199,7 @@ class Target:
         x = watch("norm.out", x)
         if logits == "last":
             x = b.take_rows(x, np.array([len(token_ids) - 1]))
-        return watch("logits", b.linear(x, weights.lm_head))
+        return watch("logits", b.logits(x, weights.lm_head))
 
     def _add(self, h: Array, delta: Array, norm: Any, name: str, watch: Watch) -> tuple[Array, Array]:
         """Add to the residual stream and norm it for the next block, fused unless it is edited."""

@@ -1,7 +1,8 @@
 """Where the ops run. `get_backend` makes a backend by name; the rest of kdnb takes it as an argument."""
 
 from kdnb.backends.base import Backend
-from kdnb.errors import BackendUnavailable, ConfigError
+from kdnb.backends.device import Device
+from kdnb.errors import ConfigError
 
 __all__ = ["BACKENDS", "Backend", "get_backend"]
 
@@ -12,7 +13,7 @@ def get_backend(name: str | Backend, **options: object) -> Backend:
     """Return a backend.
 
     Args:
-        name: "numpy", or a Backend object, which is returned as it is.
+        name: "numpy", "cuda" or "emulated", or a Backend object, which is returned as it is.
         options: Keyword arguments of the backend's class: `dtype`, `deterministic`,
             `expert_cache_bytes` for numpy.
 
@@ -34,7 +35,21 @@ def get_backend(name: str | Backend, **options: object) -> Backend:
 
         return NumpyBackend(**options)  # type: ignore[arg-type]
     if name in BACKENDS:
-        raise BackendUnavailable(
-            f'backend "{name}" is not part of this version of kdnb; use backend="numpy".'
-        )
+        from kdnb.backends.kernel_backend import KernelBackend
+
+        if options.pop("expert_cache_bytes", None) is not None:
+            raise ConfigError(
+                f'expert_cache_bytes is for the numpy backend; "{name}" holds all weights on its device.'
+            )
+        return KernelBackend(_device(name), **options)  # type: ignore[arg-type]
     raise ConfigError(f'backend "{name}" is unknown; use one of {", ".join(BACKENDS)}.')
+
+
+def _device(name: str) -> Device:
+    if name == "emulated":
+        from kdnb.backends.emulated_device import EmulatedDevice
+
+        return EmulatedDevice()
+    from kdnb.backends.cuda_device import CudaDevice
+
+    return CudaDevice()

@@ -80,6 +80,9 @@ class Backend(Protocol):
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
         """kdnb.reference.linear."""
 
+    def logits(self, x: Array, weight: Weight) -> Array:
+        """kdnb.reference.linear in float32, whatever the backend's dtype."""
+
     def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
         """kdnb.reference.rms_norm."""
 

@@ -143,6 +143,9 @@ class NumpyBackend:
         y = np.concatenate(blocks, axis=1)
         return y if offset is None else y + offset
 
+    def logits(self, x: Floats, weight: StoredTensor) -> Floats:
+        return self.linear(x, weight)
+
     def rms_norm(self, x: Floats, weight: StoredTensor, eps: float) -> Floats:
         return rms_norm(x, self._store.get(weight), eps)
 

@@ -1,0 +1,107 @@
+"""Memory and launches of a machine that runs kernels: what the kernel backend asks of a device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from kdnb.arrays import HostArray
+from kdnb.kernels.source import Constant, Kind
+
+Argument = "DeviceArray | int | float | None"
+
+
+class Memory(Protocol):
+    """A piece of device memory; it is given back when the object goes."""
+
+    pointer: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceArray:
+    """A contiguous array in device memory; only its shape is public above the backends."""
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    memory: Memory
+    offset: int = 0  # in bytes
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({list(self.shape)}, {self.dtype})"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first value."""
+        return self.memory.pointer + self.offset
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def view(self, shape: Sequence[int], first: int = 0) -> "DeviceArray":
+        """The same memory from value `first` on, in another shape."""
+        return DeviceArray(tuple(shape), self.dtype, self.memory, self.offset + first * self.dtype.itemsize)
+
+
+class Device(Protocol):
+    """A GPU, or a CPU that plays one."""
+
+    name: str
+
+    def allocate(self, num_bytes: int, purpose: str) -> Memory:
+        """Uninitialised memory; CapacityError names the purpose and the bytes where there is none."""
+
+    def write(self, to: DeviceArray, host: HostArray) -> None:
+        """Copy from the host."""
+
+    def read(self, array: DeviceArray) -> HostArray:
+        """Copy to the host, when all work before is done."""
+
+    def copy(self, to: DeviceArray, source: DeviceArray) -> None:
+        """Copy within the device; as many bytes as `source` has."""
+
+    def clear(self, array: DeviceArray) -> None:
+        """Set all bytes to 0."""
+
+    def launch(
+        self,
+        name: str,
+        entry: str,
+        constants: Mapping[str, Constant],
+        grid: Sequence[int],
+        block: int,
+        arguments: Sequence[Any],
+        shared: int = 0,
+    ) -> None:
+        """Run one kernel.
+
+        Args:
+            name: File of kdnb/cuda_src.
+            entry: The kernel in it.
+            constants: What its source is specialised by.
+            grid: Blocks, up to three numbers.
+            block: Threads of a block.
+            arguments: In the kernel's order: arrays, None for a null pointer, numbers.
+            shared: Bytes of dynamic shared memory.
+        """
+
+
+def as_scalar(kind: Kind, value: Any, place: str) -> Any:
+    """An argument as the kernel's parameter takes it: pointers as integers, numbers in numpy's types."""
+    if kind == "pointer":
+        if value is None:
+            return 0
+        if not isinstance(value, DeviceArray):
+            raise TypeError(f"{place} is a pointer, but got {value!r}")
+        return value.pointer
+    if not isinstance(value, int | float | np.number):
+        raise TypeError(f"{place} is a number, but got {value!r}")
+    scalar: Any = {"int": np.int32, "int64": np.int64, "float": np.float32}[kind](value)
+    return scalar

@@ -1,0 +1,514 @@
+"""Every op as a launch of a kernel of kdnb/cuda_src, on a GPU or on a CPU that plays one."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from kdnb.arrays import Bool, Float32, HostArray, Int32, pack_visible
+from kdnb.backends.base import ExpertTensors
+from kdnb.backends.device import Device, DeviceArray
+from kdnb.backends.device_experts import DeviceExperts, upload_experts
+from kdnb.backends.weight_store import check_finite
+from kdnb.checkpoint import StoredTensor
+from kdnb.errors import ConfigError, ShapeError
+from kdnb.kernels.source import Constant
+from kdnb.reference.router import RouterSpec
+from kdnb.rope_config import RopeConfig
+
+DTYPES = ("float32", "bfloat16")
+FLOAT32, INT32, UINT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint64)
+THREADS = 128
+TILE_OUTS, TILE_ROWS = 32, 8  # of gemm_tile.cuh
+QUERY_COLUMNS = 64  # of mla_query.cu
+HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 512  # of verify_attention.cu
+PARTIAL_BYTES = 256 << 20  # of splits' results at once: wide prefill goes in parts
+MAX_TOP_K = 8192
+MAX_EXPERTS = 1024
+NUM_LENGTHS = 256  # small integers kept on the device
+
+
+class DeviceRope(NamedTuple):
+    """Cosines and sines on the device: float32 [rows, dim / 2]."""
+
+    cosines: DeviceArray
+    sines: DeviceArray
+
+
+class KernelBackend:
+    """Ops as kernels; arrays live on the device.
+
+    Args:
+        device: Where kernels run.
+        dtype: "float32" (exact products, no tf32) or "bfloat16" (weights, activations and cache; sums,
+            softmax, router and logits are float32).
+        deterministic: Never use a library's matrix product: with kdnb's own kernels a row's bits do not
+            depend on the other rows, so that draft-tree decoding equals plain decoding bit for bit.
+
+    Raises:
+        ConfigError: if dtype is unknown.
+    """
+
+    def __init__(self, device: Device, dtype: str = "float32", deterministic: bool = False) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(
+                f'dtype "{dtype}" is not one the {device.name} backend computes in; use {" or ".join(DTYPES)}.'
+            )
+        self.device = device
+        self.name = device.name
+        self.dtype = dtype
+        self.real: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else FLOAT32
+        self._always_by_row = deterministic
+        self._asked = threading.local()
+        self._lengths: OrderedDict[int, DeviceArray] = OrderedDict()
+        self._inv_freq: dict[tuple[RopeConfig, int], DeviceArray] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        mode = ", deterministic=True" if self._always_by_row else ""
+        return f"KernelBackend({self.device!r}, dtype={self.dtype!r}{mode})"
+
+    @contextmanager
+    def row_by_row(self) -> Iterator[None]:
+        self._asked.depth = getattr(self._asked, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._asked.depth -= 1
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether this thread computes without a library's products now."""
+        return self._always_by_row or getattr(self._asked, "depth", 0) > 0
+
+    # --- memory -------------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: "np.dtype[Any] | None" = None) -> DeviceArray:
+        """Uninitialised memory of the backend's dtype or another."""
+        dtype = self.real if dtype is None else dtype
+        sizes = tuple(int(size) for size in shape)
+        num_bytes = max(1, prod(sizes)) * dtype.itemsize
+        return DeviceArray(sizes, dtype, self.device.allocate(num_bytes, f"an array {list(sizes)} of {dtype}"))
+
+    def put(self, host: HostArray, dtype: "np.dtype[Any] | None" = None) -> DeviceArray:
+        """A host array on the device, in its own dtype or another."""
+        host = np.ascontiguousarray(host, dtype=dtype)
+        array = self.empty(host.shape, host.dtype)
+        if host.size:
+            self.device.write(array, host)
+        return array
+
+    def upload(self, array: HostArray) -> DeviceArray:
+        floats = np.issubdtype(array.dtype, np.floating)
+        return self.put(array, self.real if floats else None)
+
+    def download(self, x: DeviceArray) -> HostArray:
+        host = self.device.read(x)
+        return host.astype(np.float32) if host.dtype == self.real else host
+
+    def zeros(self, shape: Sequence[int]) -> DeviceArray:
+        array = self.empty(shape)
+        self.device.clear(array)
+        return array
+
+    def weight(self, stored: StoredTensor) -> DeviceArray:
+        """Matrices in the backend's dtype, vectors (norms, biases) in float32."""
+        values = stored.read(np.float32)
+        check_finite(stored, values)
+        array = self.put(values, self.real if len(stored.shape) == 2 else FLOAT32)
+        stored.release()
+        return array
+
+    def experts(self, stored: Sequence[ExpertTensors]) -> DeviceExperts:
+        if len(stored) > MAX_EXPERTS:
+            raise ConfigError(f"a layer has {len(stored)} experts; the {self.name} backend runs {MAX_EXPERTS}.")
+        return upload_experts(self, stored)
+
+    def take_rows(self, x: DeviceArray, rows: HostArray | DeviceArray) -> DeviceArray:
+        indices = self._indices(rows)
+        out = self.empty((len(indices), *x.shape[1:]), x.dtype)
+        values = prod(x.shape[1:]) * x.dtype.itemsize // self.real.itemsize  # float32 rows move as pairs of bf16
+        self._launch("rows", "take_rows", (len(indices),), [x, indices, out, values])
+        return out
+
+    def write_rows(self, destination: DeviceArray, offset: int | DeviceArray, x: DeviceArray) -> None:
+        size = prod(x.shape[1:])
+        self._launch("rows", "write_rows", (len(x),), [destination, self._length(offset), x, size])
+
+    def concat(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
+        width = sum(x.shape[-1] for x in arrays)
+        out = self.empty((*arrays[0].shape[:-1], width))
+        column = 0
+        for x in arrays:
+            rows, size = prod(x.shape[:-1]), x.shape[-1]
+            self._launch("rows", "concat", (rows,), [x, out, size, column, width])
+            column += size
+        return out
+
+    def new_cache(self, num_layers: int, capacity: int, width: int) -> DeviceArray:
+        return self.zeros((num_layers, capacity, width))
+
+    def grow_cache(self, cache: DeviceArray, capacity: int) -> DeviceArray:
+        layers, held, width = cache.shape
+        grown = self.zeros((layers, capacity, width))
+        for layer in range(layers):
+            rows = cache.view((held, width), layer * held * width)
+            self.device.copy(grown.view((held, width), layer * capacity * width), rows)
+        return grown
+
+    def cache_rows(self, cache: DeviceArray, layer: int, num_rows: int) -> HostArray:
+        if num_rows == 0:
+            return np.empty((0, cache.shape[2]), dtype=np.float32)
+        return self.download(self._layer(cache, layer).view((num_rows, cache.shape[2])))
+
+    # --- ops of every model -------------------------------------------------------------------
+    def embed(self, table: DeviceArray, token_ids: Int32 | DeviceArray) -> DeviceArray:
+        ids = self._indices(token_ids)
+        out = self.empty((len(ids), table.shape[1]))
+        self._launch("embed", "embed", (len(ids),), [table, ids, out, table.shape[1]])
+        return out
+
+    def linear(self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None = None) -> DeviceArray:
+        return self._product(x, weight, bias, self.real)
+
+    def logits(self, x: DeviceArray, weight: DeviceArray) -> DeviceArray:
+        return self._product(x, weight, None, FLOAT32)
+
+    def rms_norm(self, x: DeviceArray, weight: DeviceArray, eps: float) -> DeviceArray:
+        y = self.empty(x.shape)
+        size = x.shape[-1]
+        self._launch("rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], shared=4 * size)
+        return y
+
+    def add_rms_norm(
+        self, x: DeviceArray, delta: DeviceArray, weight: DeviceArray, eps: float
+    ) -> tuple[DeviceArray, DeviceArray]:
+        total, y = self.empty(x.shape), self.empty(x.shape)
+        size = x.shape[-1]
+        arguments = [x, delta, weight, total, y, size, eps]
+        self._launch("rms_norm", "add_rms_norm", (len(x),), arguments, shared=4 * size)
+        return total, y
+
+    def add(self, x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        out = self.empty(x.shape)
+        self._launch("rms_norm", "add", (len(x),), [x, y, out, prod(x.shape[1:])])
+        return out
+
+    def mlp(self, x: DeviceArray, gate: DeviceArray, up: DeviceArray, down: DeviceArray) -> DeviceArray:
+        gated, raised = self.linear(x, gate), self.linear(x, up)
+        hidden = self.empty(gated.shape)
+        size = prod(hidden.shape)
+        self._launch("swiglu", "swiglu", (-(-size // 256),), [gated, raised, hidden, size], block=256)
+        return self.linear(hidden, down)
+
+    def rope(self, config: RopeConfig, dim: int, positions: HostArray | DeviceArray) -> DeviceRope:
+        key = (config, dim)
+        if key not in self._inv_freq:
+            self._inv_freq[key] = self.put(config.inv_freq(dim), FLOAT32)
+        at = self._indices(positions)
+        cosines, sines = (self.empty((len(at), dim // 2), FLOAT32) for _ in range(2))
+        arguments = [at, self._inv_freq[key], config.attention_scaling, cosines, sines, dim // 2]
+        self._launch("rope", "rope_rows", (len(at),), arguments, block=32)
+        return DeviceRope(cosines, sines)
+
+    def top_k_log_probs(self, logits: DeviceArray, k: int) -> tuple[Int32, Float32]:
+        ids, log_probs, tops = self.top_k(logits, k)
+        _check_tops(self.device.read(tops))
+        return self.device.read(ids), self.device.read(log_probs)
+
+    def top_k(self, logits: DeviceArray, k: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """Ids, log-probs and largest logits on the device: [rows, k], [rows, k], [rows]."""
+        rows, vocab_size = logits.shape
+        k = min(k, vocab_size)
+        if k > MAX_TOP_K:
+            raise ShapeError(f"k is {k}; the {self.name} backend finds {MAX_TOP_K} best tokens at most.")
+        ids, log_probs = self.empty((rows, k), INT32), self.empty((rows, k), FLOAT32)
+        tops = self.empty((rows,), FLOAT32)
+        arguments = [self._as_float(logits), ids, log_probs, tops, vocab_size, k]
+        threads = _threads_for(max(vocab_size // 4, k))
+        self._launch("top_k", "top_k", (rows,), arguments, block=threads, shared=8 * k)
+        return ids, log_probs, tops
+
+    def argmax(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """Per row on the device: the best token, by how much it won, the largest logit."""
+        rows, vocab_size = logits.shape
+        ids, gaps, tops = self.empty((rows,), INT32), self.empty((rows,), FLOAT32), self.empty((rows,), FLOAT32)
+        arguments = [logits, ids, gaps, tops, vocab_size]
+        self._launch("top_k", "argmax", (rows,), arguments, block=_threads_for(vocab_size // 4))
+        return ids, gaps, tops
+
+    def all_reduce(self, x: DeviceArray) -> DeviceArray:
+        return x
+
+    # --- ops of MLA and MoE -------------------------------------------------------------------
+    def mla_query(
+        self,
+        q: DeviceArray,
+        kv_b: DeviceArray,
+        rope: DeviceRope,
+        *,
+        heads: int,
+        v_head_dim: int,
+        interleaved: bool,
+    ) -> DeviceArray:
+        rows, kv_lora_rank, rope_dim = len(q), kv_b.shape[1], 2 * rope.cosines.shape[1]
+        constants = {
+            "HEADS": heads,
+            "NOPE_DIM": kv_b.shape[0] // heads - v_head_dim,
+            "V_HEAD_DIM": v_head_dim,
+            "KV_LORA_RANK": kv_lora_rank,
+            "ROPE_DIM": rope_dim,
+            "ROPE_INTERLEAVED": interleaved,
+        }
+        query = self.empty((rows, heads, kv_lora_rank + rope_dim))
+        grid = (-(-kv_lora_rank // QUERY_COLUMNS), heads, -(-rows // TILE_ROWS))
+        self._launch("mla_query", "mla_query", grid, [q, kv_b, *rope, query, rows], constants)
+        return query
+
+    def append_latent(
+        self,
+        cache: DeviceArray,
+        layer: int,
+        offset: int | DeviceArray,
+        kv_a: DeviceArray,
+        norm: DeviceArray,
+        eps: float,
+        rope: DeviceRope,
+        *,
+        interleaved: bool,
+    ) -> None:
+        kv_lora_rank = norm.shape[0]
+        constants = {
+            "KV_LORA_RANK": kv_lora_rank,
+            "ROPE_DIM": kv_a.shape[1] - kv_lora_rank,
+            "ROPE_INTERLEAVED": interleaved,
+        }
+        arguments = [self._layer(cache, layer), self._length(offset), kv_a, norm, eps, *rope]
+        self._launch("append_latent", "append_latent", (len(kv_a),), arguments, constants)
+
+    def mask(self, visible: Bool | DeviceArray | None) -> DeviceArray | None:
+        """Packed words, as `kdnb.arrays.pack_visible` makes them; None is causal."""
+        if visible is None or isinstance(visible, DeviceArray):
+            return visible
+        return self.put(pack_visible(visible))
+
+    def verify_attention(
+        self,
+        query: DeviceArray,
+        cache: DeviceArray,
+        layer: int,
+        prefix_len: int | DeviceArray,
+        mask: DeviceArray | None,
+        softmax_scale: float,
+        kv_lora_rank: int,
+    ) -> DeviceArray:
+        rows, heads, width = query.shape
+        constants = {
+            "HEADS": heads,
+            "KV_LORA_RANK": kv_lora_rank,
+            "ROPE_DIM": width - kv_lora_rank,
+            "KEYS_PER_SPLIT": KEYS_PER_SPLIT,
+        }
+        # behind a length that only the device knows there may be as many keys as the cache holds
+        most_keys = prefix_len + rows if isinstance(prefix_len, int) else cache.shape[1]
+        splits = -(-most_keys // KEYS_PER_SPLIT)
+        context = self.empty((rows, heads, kv_lora_rank))
+        step = min(rows, max(1, PARTIAL_BYTES // (heads * splits * kv_lora_rank * 4)))
+        partial = self.empty((step, heads, splits, kv_lora_rank), FLOAT32)
+        stats = self.empty((step, heads, splits, 2), FLOAT32)
+        keys, length = self._layer(cache, layer), self._length(prefix_len)
+        words = 0 if mask is None else mask.shape[1]
+        shared = 4 * (HEAD_GROUP * width + KEY_TILE * (width | 1))
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            self._launch(
+                "verify_attention",
+                "verify_attention",
+                (splits, -(-heads // HEAD_GROUP), count),
+                [query, keys, length, mask, words, softmax_scale, partial, stats, first],
+                constants,
+                shared=shared,
+            )
+            arguments = [partial, stats, context, splits, first]
+            self._launch("verify_attention", "merge_splits", (heads, count), arguments, constants)
+        return context
+
+    def mla_value(self, context: DeviceArray, kv_b: DeviceArray, *, v_head_dim: int) -> DeviceArray:
+        rows, heads, kv_lora_rank = context.shape
+        constants = {
+            "HEADS": heads,
+            "NOPE_DIM": kv_b.shape[0] // heads - v_head_dim,
+            "V_HEAD_DIM": v_head_dim,
+            "KV_LORA_RANK": kv_lora_rank,
+        }
+        values = self.empty((rows, heads * v_head_dim))
+        grid = (-(-v_head_dim // TILE_OUTS), heads, -(-rows // TILE_ROWS))
+        self._launch("mla_value", "mla_value", grid, [context, kv_b, values, rows], constants)
+        return values
+
+    def route(
+        self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, spec: RouterSpec
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        logits = self.logits(x, weight)
+        rows, experts = logits.shape
+        k = spec.num_experts_per_tok
+        constants: dict[str, Constant] = {
+            "NUM_EXPERTS": experts,
+            "TOP_K": k,
+            "N_GROUP": spec.n_group,
+            "TOPK_GROUP": spec.topk_group,
+            "SIGMOID": spec.scoring_func == "sigmoid",
+            "GROUPED": spec.topk_method != "greedy" and spec.n_group > 1,
+            "NOAUX_TC": spec.topk_method == "noaux_tc",
+            "NORM_TOPK_PROB": spec.norm_topk_prob,
+            "ROUTED_SCALING_FACTOR": float(spec.routed_scaling_factor),
+        }
+        topk_index, topk_weight = self.empty((rows, k), INT32), self.empty((rows, k), FLOAT32)
+        arguments = [self._as_float(logits), bias, topk_index, topk_weight]
+        self._launch("router", "router", (rows,), arguments, constants)
+        return logits, topk_index, topk_weight
+
+    def run_experts(
+        self, x: DeviceArray, experts: DeviceExperts, topk_index: DeviceArray, topk_weight: DeviceArray
+    ) -> DeviceArray:
+        rows, k = topk_index.shape
+        slots, hidden_size = rows * k, x.shape[1]
+        most_items = min(slots, experts.count + slots // TILE_ROWS)
+        order, num_items = self.empty((slots,), INT32), self.empty((1,), INT32)
+        items = self.empty((most_items, 3), INT32)
+        arguments: list[Any] = [topk_index, slots, experts.count, order, items, num_items]
+        self._launch("experts", "plan_experts", (1,), arguments, experts.constants, block=MAX_EXPERTS)
+        hidden = self.empty((slots, experts.inner))
+        plan = [order, items, num_items]
+        arguments = [x, *experts.gate, *experts.up, *plan, hidden, k, experts.inner, hidden_size]
+        grid = (-(-experts.inner // TILE_OUTS), most_items)
+        self._launch("experts", "experts_hidden", grid, arguments, experts.constants)
+        of_slots = self.empty((slots, hidden_size), FLOAT32)
+        weights = self._as_float(topk_weight)
+        arguments = [hidden, *experts.down, *plan, weights, of_slots, hidden_size, experts.inner]
+        grid = (-(-hidden_size // TILE_OUTS), most_items)
+        self._launch("experts", "experts_down", grid, arguments, experts.constants)
+        out = self.empty((rows, hidden_size))
+        self._launch("experts", "combine_experts", (rows,), [of_slots, out, k, hidden_size], experts.constants)
+        return out
+
+    def compact(
+        self,
+        cache: DeviceArray,
+        prefix_len: int | DeviceArray,
+        kept_rows: HostArray | DeviceArray,
+        num_kept: DeviceArray | None = None,
+    ) -> None:
+        """`num_kept` on the device: how many of `kept_rows` count; None is all."""
+        layers, capacity, width = cache.shape
+        kept = self._indices(kept_rows)
+        count = self._length(len(kept)) if num_kept is None else num_kept
+        grid = (-(-width // THREADS), layers)
+        arguments = [cache, self._length(prefix_len), kept, count, capacity * width, width]
+        self._launch("cache_compact", "cache_compact", grid, arguments)
+
+    # --- ops of the draft block ---------------------------------------------------------------
+    def head_norm_rope(
+        self, x: DeviceArray, weight: DeviceArray, eps: float, rope: DeviceRope
+    ) -> DeviceArray:
+        rows, head_dim = len(x), weight.shape[0]
+        heads = prod(x.shape[1:]) // head_dim
+        out = self.empty((rows, heads, head_dim))
+        threads = min(THREADS, -(-head_dim // 32) * 32)
+        arguments = [x, weight, eps, *rope, out, head_dim]
+        self._launch(
+            "head_norm_rope", "head_norm_rope", (heads, rows), arguments, block=threads, shared=4 * head_dim
+        )
+        return out
+
+    def split_heads(self, x: DeviceArray, head_dim: int) -> DeviceArray:
+        return x.view((len(x), x.shape[1] // head_dim, head_dim))
+
+    def draft_attention(
+        self,
+        query: DeviceArray,
+        keys: DeviceArray,
+        values: DeviceArray,
+        num_keys: int,
+        softmax_scale: float,
+        visible: Bool | None,
+        context_len: DeviceArray | None = None,
+    ) -> DeviceArray:
+        """`context_len` on the device: then `num_keys` counts the keys behind it."""
+        rows, heads, head_dim = query.shape
+        constants = {"HEADS": heads, "KV_HEADS": keys.shape[1], "HEAD_DIM": head_dim}
+        length = self._length(0) if context_len is None else context_len
+        mask = None if visible is None else self.put(np.asarray(visible, dtype=np.uint8))
+        context = self.empty((rows, heads * head_dim))
+        arguments = [query, keys, values, length, num_keys, softmax_scale, mask, context]
+        self._launch("draft_attention", "draft_attention", (heads, rows), arguments, constants)
+        return context
+
+    # --- pieces -------------------------------------------------------------------------------
+    def _launch(
+        self,
+        name: str,
+        entry: str,
+        grid: Sequence[int],
+        arguments: Sequence[Any],
+        constants: "dict[str, Any] | None" = None,
+        block: int = THREADS,
+        shared: int = 0,
+    ) -> None:
+        specialised = {"REAL_IS_BF16": self.dtype == "bfloat16", **(constants or {})}
+        self.device.launch(name, entry, specialised, grid, block, arguments, shared)
+
+    def _product(
+        self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, dtype: "np.dtype[Any]"
+    ) -> DeviceArray:
+        rows, columns = x.shape
+        outs = weight.shape[0]
+        y = self.empty((rows, outs), dtype)
+        self._launch(
+            "linear",
+            "linear",
+            (-(-outs // TILE_OUTS), -(-rows // TILE_ROWS)),
+            [x, weight, bias, y, rows, outs, columns],
+            {"OUT_IS_FLOAT": dtype == FLOAT32},
+        )
+        return y
+
+    def _layer(self, cache: DeviceArray, layer: int) -> DeviceArray:
+        _, capacity, width = cache.shape
+        return cache.view((capacity, width), layer * capacity * width)
+
+    def _indices(self, values: HostArray | DeviceArray) -> DeviceArray:
+        return values if isinstance(values, DeviceArray) else self.put(np.asarray(values), INT32)
+
+    def _length(self, value: int | DeviceArray) -> DeviceArray:
+        """An integer in device memory; those used again and again are kept there."""
+        if isinstance(value, DeviceArray):
+            return value
+        with self._lock:
+            if value not in self._lengths:
+                self._lengths[value] = self.put(np.array([value]), INT32)
+                if len(self._lengths) > NUM_LENGTHS:
+                    self._lengths.popitem(last=False)
+            self._lengths.move_to_end(value)
+            return self._lengths[value]
+
+    def _as_float(self, x: DeviceArray) -> DeviceArray:
+        """Values that ops compute in float32; an edit may have brought them in the backend's dtype."""
+        return x if x.dtype == FLOAT32 else self.put(self.download(x), FLOAT32)
+
+
+def _threads_for(work: int) -> int:
+    """Threads of a block that goes through a row: a multiple of 32, 1,024 at most."""
+    return min(1024, max(32, -(-work // 32) * 32))
+
+
+def _check_tops(tops: Float32) -> None:
+    broken = np.flatnonzero(~np.isfinite(tops))
+    if broken.size:
+        row = int(broken[0])
+        what = {np.inf: "plus infinity", -np.inf: "minus infinity only"}.get(float(tops[row]), "NaN")
+        raise ShapeError(f"logits row {row} holds {what}; the model or drafter is broken.")

@@ -1,0 +1,226 @@
+// The best-first draft tree of a block's marginals, in the order of the contract.
+//
+// Inputs   top_ids int32 and top_log_probs float [MAX_DEPTH, K], descending; root_id, prefix_len int32 in device
+//          memory
+// Outputs  per node, [NODE_BUDGET + 1], the root first: token_ids, parents, depths, positions (prefix_len +
+//          depth), ranks int32; scores double; log_probs float; visible uint64 [.., WORDS]; num_nodes int32.
+//          Slots behind the last node hold token 0 at the root's position, seeing themselves only
+// Grid     (1); block a power of two, 1,024 at most
+// Shared   (8 + 4) * SORT_SIZE, plus, where it fits, 14 * MAX_DEPTH * NODE_BUDGET + 16 * NODE_BUDGET; dynamic
+// Limits   NODE_BUDGET to 1,024, MAX_DEPTH to 32. Scores that differ exactly but not in float64 (log-probs near
+//          1e-12 beside others near -30) may be taken in another order at the very cut of the budget
+// Twin     kdnb.reference.tree_build
+// Why      A heap pops one node after another. Depth by depth instead: the nodes of a depth are the best sums of
+//          a parent (sorted) and a rank (sorted), and the pair (i, r) has (i + 1) (r + 1) - 1 pairs before it, so
+//          that about NODE_BUDGET * ln(NODE_BUDGET) pairs can matter; far fewer once the budget's worth of
+//          nodes is known and all that score below the worst of them are left out. One sort per depth, then
+//          every node finds its place among all depths by binary search.
+#include "common.cuh"
+
+constexpr int WORDS = (NODE_BUDGET + 1 + 63) / 64;
+constexpr uint32_t NOTHING = 0xffffffffu;
+#define WORST __longlong_as_double(0xfff0000000000000ll)  // minus infinity
+
+struct Levels {  // nodes of every depth, sorted; level 0 is depth 1
+    double* score;   // [MAX_DEPTH][NODE_BUDGET]
+    short* parent;   // index in the level above
+    short* rank;
+    short* place;    // in the whole tree, the root not counted
+    __device__ __forceinline__ static int at(int level, int i) { return level * NODE_BUDGET + i; }
+
+    // Whether the rank tuple of a node comes before that of another.
+    __device__ bool tuple_before(int level_a, int a, int level_b, int b) const {
+        bool before = level_a < level_b;  // if one continues the other
+        while (level_a > level_b) a = parent[at(level_a--, a)];
+        while (level_b > level_a) b = parent[at(level_b--, b)];
+        for (int level = level_a; level >= 0 && a != b; level--) {
+            const int rank_a = rank[at(level, a)], rank_b = rank[at(level, b)];
+            if (rank_a != rank_b) before = rank_a < rank_b;
+            a = parent[at(level, a)], b = parent[at(level, b)];
+        }
+        return before;
+    }
+    __device__ bool before(int level_a, int a, int level_b, int b) const {
+        const double sa = score[at(level_a, a)], sb = score[at(level_b, b)];
+        return sa != sb ? sa > sb : tuple_before(level_a, a, level_b, b);
+    }
+};
+
+// Candidates of one level: parent << 16 | rank, or NOTHING, which comes last.
+__device__ bool candidate_before(const Levels& levels, int level, double sa, uint32_t a, double sb, uint32_t b) {
+    if (a == NOTHING || b == NOTHING) return a < b;
+    if (sa != sb) return sa > sb;
+    if (a >> 16 == b >> 16) return a < b;
+    return levels.tuple_before(level - 1, a >> 16, level - 1, b >> 16);
+}
+
+__device__ void sort_candidates(const Levels& levels, int level, double* score, uint32_t* who, int size) {
+    for (int run = 2; run <= size; run *= 2)
+        for (int by = run / 2; by; by /= 2) {
+            for (int i = threadIdx.x; i < size; i += blockDim.x) {
+                const int j = i ^ by;
+                if (j < i) continue;
+                const bool swapped = candidate_before(levels, level, score[j], who[j], score[i], who[i]);
+                if (swapped != ((i & run) != 0) && who[i] != who[j]) {
+                    const double s = score[i];
+                    const uint32_t w = who[i];
+                    score[i] = score[j], who[i] = who[j];
+                    score[j] = s, who[j] = w;
+                }
+            }
+            __syncthreads();
+        }
+}
+
+// How many of `count` descending values are above x; with `or_equal`, also those equal to it.
+__device__ int num_above(const double* values, int count, double x, bool or_equal) {
+    int low = 0, high = count;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (values[middle] > x || (or_equal && values[middle] == x))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_probs, const int* root_id,
+                                      const int* prefix_len, int* token_ids, int* parents, int* depths,
+                                      int* positions, int* ranks, double* scores, float* log_probs,
+                                      uint64_t* visible, int* num_nodes, char* workspace) {
+    DYNAMIC_SHARED(char, shared);
+    double* sort_score = reinterpret_cast<double*>(shared);
+    uint32_t* sort_who = reinterpret_cast<uint32_t*>(sort_score + SORT_SIZE);
+    char* rest = IN_SHARED ? reinterpret_cast<char*>(sort_who + SORT_SIZE) : workspace;
+    constexpr int LEVEL_NODES = MAX_DEPTH * NODE_BUDGET;
+    double* known = reinterpret_cast<double*>(rest);  // the best scores of all levels so far, two buffers
+    Levels levels;
+    levels.score = known + 2 * NODE_BUDGET;
+    levels.parent = reinterpret_cast<short*>(levels.score + LEVEL_NODES);
+    levels.rank = levels.parent + LEVEL_NODES;
+    levels.place = levels.rank + LEVEL_NODES;
+    __shared__ int count[MAX_DEPTH], first_of[NODE_BUDGET + 1];
+    __shared__ int total;
+    const int t = threadIdx.x;
+
+    int num_known = min(K, NODE_BUDGET);
+    for (int r = t; r < num_known; r += blockDim.x) {
+        levels.score[r] = known[r] = double(top_log_probs[r]);
+        levels.parent[r] = -1, levels.rank[r] = short(r);
+    }
+    if (t < MAX_DEPTH) count[t] = t ? 0 : num_known;
+    __syncthreads();
+    for (int level = 1; level < MAX_DEPTH; level++) {
+        const double* parent_score = levels.score + Levels::at(level - 1, 0);
+        const float* of_rank = top_log_probs + level * K;
+        const double worst = num_known == NODE_BUDGET ? known[NODE_BUDGET - 1] : WORST;
+        const int num_parents = count[level - 1];
+        // how many children of every parent can matter
+        for (int i = t; i < num_parents; i += blockDim.x) {
+            int low = 0, high = min(K, NODE_BUDGET / (i + 1));
+            while (low < high) {
+                const int middle = (low + high) / 2;
+                if (parent_score[i] + double(of_rank[middle]) >= worst)
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            first_of[i] = low;
+        }
+        __syncthreads();
+        if (t == 0) {  // running sum; parents without children end it early, mostly
+            int sum = 0;
+            for (int i = 0; i < num_parents; i++) {
+                const int children = first_of[i];
+                first_of[i] = sum;
+                sum += children;
+            }
+            first_of[num_parents] = sum;
+            total = sum;
+        }
+        __syncthreads();
+        const int num_candidates = total;
+        if (num_candidates == 0) break;
+        int size = 2;
+        while (size < num_candidates) size *= 2;
+        for (int i = num_candidates + t; i < size; i += blockDim.x) sort_score[i] = WORST, sort_who[i] = NOTHING;
+        for (int i = t; i < num_parents; i += blockDim.x)
+            for (int r = 0; r < first_of[i + 1] - first_of[i]; r++) {
+                sort_score[first_of[i] + r] = parent_score[i] + double(of_rank[r]);
+                sort_who[first_of[i] + r] = uint32_t(i) << 16 | uint32_t(r);
+            }
+        __syncthreads();
+        sort_candidates(levels, level, sort_score, sort_who, size);
+        const int kept = min(NODE_BUDGET, num_candidates);
+        for (int i = t; i < kept; i += blockDim.x) {
+            const int at = Levels::at(level, i);
+            levels.score[at] = sort_score[i];
+            levels.parent[at] = short(sort_who[i] >> 16);
+            levels.rank[at] = short(sort_who[i] & 0xffffu);
+        }
+        // merge the scores: the worst of the budget's worth bounds the next level
+        double* merged = known == reinterpret_cast<double*>(rest) ? known + NODE_BUDGET : known - NODE_BUDGET;
+        for (int i = t; i < num_known + kept; i += blockDim.x) {
+            const bool old = i < num_known;
+            const int j = old ? i : i - num_known;
+            const double x = old ? known[j] : sort_score[j];
+            const int place = j + (old ? num_above(sort_score, kept, x, false) : num_above(known, num_known, x, true));
+            if (place < NODE_BUDGET) merged[place] = x;
+        }
+        __syncthreads();
+        known = merged;
+        num_known = min(NODE_BUDGET, num_known + kept);
+        if (t == 0)
+            count[level] = num_known == NODE_BUDGET ? num_above(sort_score, kept, known[NODE_BUDGET - 1], true) : kept;
+        __syncthreads();
+    }
+
+    // every node's place among all levels
+    for (int entry = t; entry < LEVEL_NODES; entry += blockDim.x) {
+        const int level = entry / NODE_BUDGET, i = entry % NODE_BUDGET;
+        if (i >= count[level]) continue;
+        int place = i;
+        for (int other = 0; other < MAX_DEPTH; other++) {
+            if (other == level) continue;
+            int low = 0, high = count[other];
+            while (low < high) {
+                const int middle = (low + high) / 2;
+                if (levels.before(other, middle, level, i))
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            place += low;
+        }
+        levels.place[entry] = short(min(place, NODE_BUDGET));
+    }
+    __syncthreads();
+    for (int entry = t; entry < LEVEL_NODES; entry += blockDim.x) {
+        const int level = entry / NODE_BUDGET, i = entry % NODE_BUDGET;
+        if (i >= count[level] || levels.place[entry] >= NODE_BUDGET) continue;
+        const int node = levels.place[entry] + 1, rank = levels.rank[entry];
+        token_ids[node] = top_ids[level * K + rank];
+        parents[node] = level ? levels.place[Levels::at(level - 1, levels.parent[entry])] + 1 : 0;
+        depths[node] = level + 1;
+        ranks[node] = rank;
+        scores[node] = levels.score[entry];
+        log_probs[node] = top_log_probs[level * K + rank];
+    }
+    const int last = num_known;  // nodes besides the root
+    for (int node = t; node <= NODE_BUDGET; node += blockDim.x)
+        if (node == 0 || node > last) {
+            token_ids[node] = node ? 0 : *root_id;
+            parents[node] = -1, depths[node] = 0, ranks[node] = 0;
+            scores[node] = 0.0, log_probs[node] = 0.0f;
+        }
+    if (t == 0) *num_nodes = last + 1;
+    __syncthreads();
+    for (int node = t; node <= NODE_BUDGET; node += blockDim.x) positions[node] = *prefix_len + depths[node];
+    for (int i = t; i < (NODE_BUDGET + 1) * WORDS; i += blockDim.x) {
+        uint64_t bits = 0;
+        for (int node = i / WORDS; node >= 0; node = parents[node])
+            if (node / 64 == i % WORDS) bits |= uint64_t(1) << (node % 64);
+        visible[i] = bits;
+    }
+}

@@ -1,0 +1,1 @@
+"""From `kdnb/cuda_src` to something that can be launched: sources, compilers, a cache on disk."""
