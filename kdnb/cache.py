@@ -32,7 +32,7 @@ class LatentCache:
         if capacity < 1:
             raise CapacityError(f"capacity is {capacity} rows; a cache needs 1 or more.")
         self.backend = backend
-        self.prefix_len = 0
+        self.prefix_len: int = 0
         self.window_len = 0
         self.grow = grow
         self._config = config
@@ -75,6 +75,15 @@ class LatentCache:
                 )
             self._rows = self.backend.grow_cache(self._rows, max(needed, 2 * self.capacity))
         self.window_len = num_rows
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows in all."""
+        if rows > self.capacity:
+            self._rows = self.backend.grow_cache(self._rows, rows)
+
+    def advance_to(self, prefix_len: int) -> None:
+        """Say how many rows are committed, after a backend compacted them without the host."""
+        self.prefix_len, self.window_len = prefix_len, 0
 
     def commit(self, rows: Sequence[int] | HostArray | None = None) -> None:
         """Keep rows of the append window: gather them to its front and advance prefix_len.

@@ -10,6 +10,7 @@ import numpy as np
 
 from kdnb.arrays import Float32, Int32
 from kdnb.backends.base import Array
+from kdnb.device_rounds import DeviceRounds
 from kdnb.draft import Draft, DraftContext
 from kdnb.drafters.base import Drafter
 from kdnb.errors import DrafterError
@@ -58,6 +59,8 @@ class Decoding:
             len(self.prompt_ids) + choices.max_new_tokens + min(choices.node_budget, FIRST_WINDOW) + 1
         )
         self._unfinished = False  # whether a prefill or round began and did not end
+        self._device_rounds = None if DeviceRounds.why_not(self) else DeviceRounds(self)
+        self._device_is_behind = True  # the device has yet to be told where the decoding stands
 
     def __iter__(self) -> Iterator[RoundTrace]:
         if self.prefill_us is None:
@@ -74,6 +77,17 @@ class Decoding:
         """Draft, build, verify, accept, compact."""
         with self._arithmetic():
             return self._round()
+
+    def run_all(self) -> None:
+        """All that is left, the prompt included; a device that can runs it as one graph."""
+        if self.prefill_us is None:
+            self.prefill()
+        if self._device_rounds is None:
+            while self.stop_reason is None:
+                self.round()
+        elif self.stop_reason is None:
+            with self._arithmetic():
+                self._run_all_on_device(self._device_rounds)
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         return self.target.backend.row_by_row() if self.settings.deterministic else nullcontext()
@@ -113,11 +127,14 @@ class Decoding:
         self._emit([*first, *(int(token_id) for step in self.rounds for token_id in step.emitted)])
         self._run_text(self._text[:-1])
         self._unfinished = False
+        self._device_is_behind = True
 
     def _round(self) -> RoundTrace:
         if self._unfinished:
             self._undo()
         self._unfinished = True
+        if self._device_rounds is not None:
+            return self._round_on_device(self._device_rounds)
         clock = _StageClock()
         prefix_len = self.cache.prefix_len
         noise = Noise(self.settings.seed, prefix_len)
@@ -169,6 +186,36 @@ class Decoding:
         self._unfinished = False
         self._tell(emitted)
         return trace
+
+    def _round_on_device(self, device: DeviceRounds) -> RoundTrace:
+        began = time.perf_counter()
+        self._tell_device(device)
+        trace = device.round()
+        trace.times_us["round"] = (time.perf_counter() - began) * 1e6
+        self._emit(trace.emitted.tolist())
+        self.rounds.append(trace)
+        self._unfinished = False
+        self._tell(trace.emitted.tolist())
+        return trace
+
+    def _run_all_on_device(self, device: DeviceRounds) -> None:
+        if self._unfinished:
+            self._undo()
+        self._unfinished = True
+        self._tell_device(device)
+        try:
+            for token_ids in device.decode():
+                self._tell(token_ids)
+        finally:  # an interrupt lets the device end its round: read what it did
+            for trace in device.records():
+                self._emit(trace.emitted.tolist())
+                self.rounds.append(trace)
+            self._unfinished = False
+
+    def _tell_device(self, device: DeviceRounds) -> None:
+        if self._device_is_behind:
+            device.reset()
+            self._device_is_behind = False
 
     def run(self, stop_reason: str, wall_us: float | None = None) -> Run:
         """What was decoded so far, as a Run."""

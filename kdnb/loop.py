@@ -62,11 +62,11 @@ def generate(
     began = time.perf_counter()
     stop_reason: str | None = None
     try:
-        steps: Iterator[RoundTrace] = iter(decoding)
         if progress:
-            steps = _with_progress(steps, decoding)
-        for _ in steps:
-            pass
+            for _ in _with_progress(iter(decoding), decoding):
+                pass
+        else:
+            decoding.run_all()
     except KeyboardInterrupt:
         stop_reason = "interrupted"
     wall_us = (time.perf_counter() - began) * 1e6

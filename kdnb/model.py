@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,6 +19,18 @@ from kdnb.reference.router import RouterSpec
 from kdnb.shipped import SHIPPED, shipped_folder
 from kdnb.tokenizer import Tokenizer, load_tokenizer
 from kdnb.watch import Edit, Watch
+
+
+class Window(Protocol):
+    """Cache rows and where the append window begins: a LatentCache, or a length on the backend."""
+
+    @property
+    def rows(self) -> Array:
+        """[num_hidden_layers, capacity, width]."""
+
+    @property
+    def prefix_len(self) -> Any:
+        """A number, or the backend's array of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +88,7 @@ class Target:
             routed_scaling_factor=config.routed_scaling_factor,
         )
         self.tap_names = tuple(_tap_names(config))
-        self._known_taps = frozenset(self.tap_names)
+        self.known_taps = frozenset(self.tap_names)
 
     def __repr__(self) -> str:
         c = self.config
@@ -164,24 +176,32 @@ class Target:
         if visible is not None:
             visible = _checked_visible(visible, len(ids))
             words = pack_visible(visible)
-        watch = Watch(self.backend, taps, self._known_taps, edit)
+        watch = Watch(self.backend, taps, self.known_taps, edit)
         cache.open_window(len(ids))
-        out = self._run(ids, cache, rows, visible, watch, logits)
+        out = self.run_rows(ids, cache, rows, visible, watch, logits)
         if not host:
             return ForwardResult(out, watch.recorded, words)
         download = self.backend.download
         recorded = {name: download(x) for name, x in watch.recorded.items()}
         return ForwardResult(download(out), recorded, words)
 
-    def _run(
+    def run_rows(
         self,
-        token_ids: Int32,
-        cache: LatentCache,
-        positions: HostArray,
-        visible: Bool | None,
+        token_ids: Int32 | Array,
+        cache: Window,
+        positions: HostArray | Array,
+        visible: Bool | Array | None,
         watch: Watch,
-        logits: str,
+        logits: str = "all",
     ) -> Array:
+        """The forward itself, without checks and without opening the window; see `forward`.
+
+        Ids, positions, visibility and the window's prefix_len may live on the backend: then nothing
+        crosses to the host, and the launches can be captured in a graph.
+
+        Returns:
+            Logits, a backend array.
+        """
         b, config, weights = self.backend, self.config, self._weights
         rope = b.rope(config.rope, config.qk_rope_head_dim, positions)
         mask = b.mask(visible)
@@ -214,7 +234,7 @@ class Target:
         self,
         x: Array,
         w: Attention,
-        cache: LatentCache,
+        cache: Window,
         layer: int,
         rope: Any,
         mask: Any,

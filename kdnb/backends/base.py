@@ -58,7 +58,7 @@ class Backend(Protocol):
     def take_rows(self, x: Array, rows: HostArray) -> Array:
         """Rows of x [rows, ...] by host indices, as a new array."""
 
-    def write_rows(self, destination: Array, offset: int, x: Array) -> None:
+    def write_rows(self, destination: Array, offset: "int | Array", x: Array) -> None:
         """Copy x [rows, ...] over destination[offset : offset + rows], in place."""
 
     def concat(self, arrays: Sequence[Array]) -> Array:
@@ -165,8 +165,8 @@ class Backend(Protocol):
         query: Array,
         keys: Array,
         values: Array,
-        num_keys: int,
+        context_len: int,
         softmax_scale: float,
         visible: Bool | None,
     ) -> Array:
-        """kdnb.reference.draft_attention over the first `num_keys` rows of keys and values."""
+        """kdnb.reference.draft_attention over `context_len` rows of keys and values and one per query."""

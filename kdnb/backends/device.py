@@ -1,6 +1,6 @@
 """Memory and launches of a machine that runs kernels: what the kernel backend asks of a device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -50,6 +50,34 @@ class DeviceArray:
         return DeviceArray(tuple(shape), self.dtype, self.memory, self.offset + first * self.dtype.itemsize)
 
 
+class Replay(Protocol):
+    """Launches that can be run again without issuing them one by one."""
+
+    def launch(self) -> None:
+        """Start; returns at once where the device runs beside the host."""
+
+    def is_done(self) -> bool:
+        """Whether the last launch has ended."""
+
+    def wait(self) -> None:
+        """Until the last launch has ended."""
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """Integers that host and device both see while kernels run.
+
+    Args:
+        host: int32 [count], the host's view.
+        array: The device's.
+        memory: What keeps both alive.
+    """
+
+    host: HostArray
+    array: DeviceArray
+    memory: Any = None
+
+
 class Device(Protocol):
     """A GPU, or a CPU that plays one."""
 
@@ -91,6 +119,20 @@ class Device(Protocol):
             arguments: In the kernel's order: arrays, None for a null pointer, numbers.
             shared: Bytes of dynamic shared memory.
         """
+
+    def mailbox(self, count: int) -> Mailbox:
+        """Integers that both sides see, cleared."""
+
+    def capture(
+        self,
+        step: Callable[[int], None],
+        reset: Callable[[], None],
+        retained: Sequence[DeviceArray],
+        *,
+        repeat: bool,
+        done: Callable[[], bool],
+    ) -> Replay:
+        """See KernelBackend.capture; `retained` fills while `step` runs, and the replay keeps it alive."""
 
 
 def as_scalar(kind: Kind, value: Any, place: str) -> Any:

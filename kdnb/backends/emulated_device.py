@@ -3,13 +3,13 @@
 import ctypes
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from kdnb.arrays import HostArray
-from kdnb.backends.device import DeviceArray, as_scalar
+from kdnb.backends.device import DeviceArray, Mailbox, as_scalar
 from kdnb.errors import CapacityError, ConfigError, KernelError
 from kdnb.kernels.disk_cache import DiskCache
 from kdnb.kernels.host import load_library
@@ -141,6 +141,22 @@ class EmulatedDevice:
             if overrun:
                 raise KernelError(f"{name}.cu: {entry} wrote {overrun} of its argument {at}, {value!r}.")
 
+    def mailbox(self, count: int) -> Mailbox:
+        memory = self.allocate(4 * count, "a mailbox")
+        memory.values[:] = 0
+        return Mailbox(memory.values.view(np.int32), DeviceArray((count,), np.dtype(np.int32), memory))
+
+    def capture(
+        self,
+        step: Callable[[int], None],
+        reset: Callable[[], None],
+        retained: Sequence[DeviceArray],
+        *,
+        repeat: bool,
+        done: Callable[[], bool],
+    ) -> "Calls":
+        return Calls(step, done if repeat else None)
+
     def _bytes(self, array: DeviceArray) -> HostArray:
         assert isinstance(array.memory, HostMemory)
         return array.memory.values[array.offset : array.offset + array.num_bytes]
@@ -153,6 +169,26 @@ class EmulatedDevice:
             source = KernelSource.of(name, constants, self._bodies.get(name))
             self._loaded[key] = source, load_library(source, self._cache, sanitize=self._sanitize)
         return self._loaded[key]
+
+
+class Calls:
+    """A graph's place on a device without graphs: the launches are issued each time."""
+
+    def __init__(self, step: Callable[[int], None], done: Callable[[], bool] | None) -> None:
+        self._step, self._done = step, done
+
+    def launch(self) -> None:
+        self._step(0)
+
+    def is_done(self) -> bool:
+        """The next round, if there is one: host and device take turns here."""
+        if self._done is None or self._done():
+            return True
+        self._step(0)
+        return False
+
+    def wait(self) -> None:
+        """Nothing runs beside the host."""
 
 
 def _c_value(scalar: Any) -> Any:

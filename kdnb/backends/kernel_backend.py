@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 
 from kdnb.arrays import Bool, Float32, HostArray, Int32, pack_visible
 from kdnb.backends.base import ExpertTensors
-from kdnb.backends.device import Device, DeviceArray
+from kdnb.backends.device import Device, DeviceArray, Replay
 from kdnb.backends.device_experts import DeviceExperts, upload_experts
 from kdnb.backends.weight_store import check_finite
 from kdnb.checkpoint import StoredTensor
@@ -30,7 +30,8 @@ HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 512  # of verify_attention.cu
 PARTIAL_BYTES = 256 << 20  # of splits' results at once: wide prefill goes in parts
 MAX_TOP_K = 8192
 MAX_EXPERTS = 1024
-NUM_LENGTHS = 256  # small integers kept on the device
+SMALL_INTEGERS = 64  # in an index array that is kept on the device
+NUM_KEPT = 256
 
 
 class DeviceRope(NamedTuple):
@@ -65,7 +66,8 @@ class KernelBackend:
         self.real: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else FLOAT32
         self._always_by_row = deterministic
         self._asked = threading.local()
-        self._lengths: OrderedDict[int, DeviceArray] = OrderedDict()
+        self._kept_integers: OrderedDict[bytes, DeviceArray] = OrderedDict()
+        self.retained: list[DeviceArray] | None = None  # while a graph is captured: what it must keep alive
         self._inv_freq: dict[tuple[RopeConfig, int], DeviceArray] = {}
         self._lock = threading.RLock()
 
@@ -111,7 +113,11 @@ class KernelBackend:
         return host.astype(np.float32) if host.dtype == self.real else host
 
     def zeros(self, shape: Sequence[int]) -> DeviceArray:
-        array = self.empty(shape)
+        return self.zeros_of(shape, self.real)
+
+    def zeros_of(self, shape: Sequence[int], dtype: "np.dtype[Any]") -> DeviceArray:
+        """A cleared array of any dtype."""
+        array = self.empty(shape, dtype)
         self.device.clear(array)
         return array
 
@@ -132,12 +138,12 @@ class KernelBackend:
         indices = self._indices(rows)
         out = self.empty((len(indices), *x.shape[1:]), x.dtype)
         values = prod(x.shape[1:]) * x.dtype.itemsize // self.real.itemsize  # float32 rows move as pairs of bf16
-        self._launch("rows", "take_rows", (len(indices),), [x, indices, out, values])
+        self.launch("rows", "take_rows", (len(indices),), [x, indices, out, values])
         return out
 
     def write_rows(self, destination: DeviceArray, offset: int | DeviceArray, x: DeviceArray) -> None:
         size = prod(x.shape[1:])
-        self._launch("rows", "write_rows", (len(x),), [destination, self._length(offset), x, size])
+        self.launch("rows", "write_rows", (len(x),), [destination, self._length(offset), x, size])
 
     def concat(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
         width = sum(x.shape[-1] for x in arrays)
@@ -145,7 +151,7 @@ class KernelBackend:
         column = 0
         for x in arrays:
             rows, size = prod(x.shape[:-1]), x.shape[-1]
-            self._launch("rows", "concat", (rows,), [x, out, size, column, width])
+            self.launch("rows", "concat", (rows,), [x, out, size, column, width])
             column += size
         return out
 
@@ -169,7 +175,7 @@ class KernelBackend:
     def embed(self, table: DeviceArray, token_ids: Int32 | DeviceArray) -> DeviceArray:
         ids = self._indices(token_ids)
         out = self.empty((len(ids), table.shape[1]))
-        self._launch("embed", "embed", (len(ids),), [table, ids, out, table.shape[1]])
+        self.launch("embed", "embed", (len(ids),), [table, ids, out, table.shape[1]])
         return out
 
     def linear(self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None = None) -> DeviceArray:
@@ -181,7 +187,7 @@ class KernelBackend:
     def rms_norm(self, x: DeviceArray, weight: DeviceArray, eps: float) -> DeviceArray:
         y = self.empty(x.shape)
         size = x.shape[-1]
-        self._launch("rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], shared=4 * size)
+        self.launch("rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], shared=4 * size)
         return y
 
     def add_rms_norm(
@@ -190,19 +196,19 @@ class KernelBackend:
         total, y = self.empty(x.shape), self.empty(x.shape)
         size = x.shape[-1]
         arguments = [x, delta, weight, total, y, size, eps]
-        self._launch("rms_norm", "add_rms_norm", (len(x),), arguments, shared=4 * size)
+        self.launch("rms_norm", "add_rms_norm", (len(x),), arguments, shared=4 * size)
         return total, y
 
     def add(self, x: DeviceArray, y: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self._launch("rms_norm", "add", (len(x),), [x, y, out, prod(x.shape[1:])])
+        self.launch("rms_norm", "add", (len(x),), [x, y, out, prod(x.shape[1:])])
         return out
 
     def mlp(self, x: DeviceArray, gate: DeviceArray, up: DeviceArray, down: DeviceArray) -> DeviceArray:
         gated, raised = self.linear(x, gate), self.linear(x, up)
         hidden = self.empty(gated.shape)
         size = prod(hidden.shape)
-        self._launch("swiglu", "swiglu", (-(-size // 256),), [gated, raised, hidden, size], block=256)
+        self.launch("swiglu", "swiglu", (-(-size // 256),), [gated, raised, hidden, size], block=256)
         return self.linear(hidden, down)
 
     def rope(self, config: RopeConfig, dim: int, positions: HostArray | DeviceArray) -> DeviceRope:
@@ -212,7 +218,7 @@ class KernelBackend:
         at = self._indices(positions)
         cosines, sines = (self.empty((len(at), dim // 2), FLOAT32) for _ in range(2))
         arguments = [at, self._inv_freq[key], config.attention_scaling, cosines, sines, dim // 2]
-        self._launch("rope", "rope_rows", (len(at),), arguments, block=32)
+        self.launch("rope", "rope_rows", (len(at),), arguments, block=32)
         return DeviceRope(cosines, sines)
 
     def top_k_log_probs(self, logits: DeviceArray, k: int) -> tuple[Int32, Float32]:
@@ -230,7 +236,7 @@ class KernelBackend:
         tops = self.empty((rows,), FLOAT32)
         arguments = [self._as_float(logits), ids, log_probs, tops, vocab_size, k]
         threads = _threads_for(max(vocab_size // 4, k))
-        self._launch("top_k", "top_k", (rows,), arguments, block=threads, shared=8 * k)
+        self.launch("top_k", "top_k", (rows,), arguments, block=threads, shared=8 * k)
         return ids, log_probs, tops
 
     def argmax(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
@@ -238,7 +244,23 @@ class KernelBackend:
         rows, vocab_size = logits.shape
         ids, gaps, tops = self.empty((rows,), INT32), self.empty((rows,), FLOAT32), self.empty((rows,), FLOAT32)
         arguments = [logits, ids, gaps, tops, vocab_size]
-        self._launch("top_k", "argmax", (rows,), arguments, block=_threads_for(vocab_size // 4))
+        self.launch("top_k", "argmax", (rows,), arguments, block=_threads_for(vocab_size // 4))
+        return ids, gaps, tops
+
+    def sample(
+        self,
+        logits: DeviceArray,
+        depths: DeviceArray,
+        prefix_len: DeviceArray,
+        seed: int,
+        temperature: float,
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """As `argmax`, of logits / temperature plus the noise of (seed, position, token id)."""
+        rows, vocab_size = logits.shape
+        ids, gaps, tops = self.empty((rows,), INT32), self.empty((rows,), FLOAT32), self.empty((rows,), FLOAT32)
+        signed = int(np.uint64(seed).astype(np.int64))
+        arguments = [logits, depths, prefix_len, signed, temperature, ids, gaps, tops, vocab_size]
+        self.launch("sample_token", "sample_token", (rows,), arguments, block=_threads_for(vocab_size // 4))
         return ids, gaps, tops
 
     def all_reduce(self, x: DeviceArray) -> DeviceArray:
@@ -266,7 +288,7 @@ class KernelBackend:
         }
         query = self.empty((rows, heads, kv_lora_rank + rope_dim))
         grid = (-(-kv_lora_rank // QUERY_COLUMNS), heads, -(-rows // TILE_ROWS))
-        self._launch("mla_query", "mla_query", grid, [q, kv_b, *rope, query, rows], constants)
+        self.launch("mla_query", "mla_query", grid, [q, kv_b, *rope, query, rows], constants)
         return query
 
     def append_latent(
@@ -288,7 +310,7 @@ class KernelBackend:
             "ROPE_INTERLEAVED": interleaved,
         }
         arguments = [self._layer(cache, layer), self._length(offset), kv_a, norm, eps, *rope]
-        self._launch("append_latent", "append_latent", (len(kv_a),), arguments, constants)
+        self.launch("append_latent", "append_latent", (len(kv_a),), arguments, constants)
 
     def mask(self, visible: Bool | DeviceArray | None) -> DeviceArray | None:
         """Packed words, as `kdnb.arrays.pack_visible` makes them; None is causal."""
@@ -325,7 +347,7 @@ class KernelBackend:
         shared = 4 * (HEAD_GROUP * width + KEY_TILE * (width | 1))
         for first in range(0, rows, step):
             count = min(step, rows - first)
-            self._launch(
+            self.launch(
                 "verify_attention",
                 "verify_attention",
                 (splits, -(-heads // HEAD_GROUP), count),
@@ -334,7 +356,7 @@ class KernelBackend:
                 shared=shared,
             )
             arguments = [partial, stats, context, splits, first]
-            self._launch("verify_attention", "merge_splits", (heads, count), arguments, constants)
+            self.launch("verify_attention", "merge_splits", (heads, count), arguments, constants)
         return context
 
     def mla_value(self, context: DeviceArray, kv_b: DeviceArray, *, v_head_dim: int) -> DeviceArray:
@@ -347,7 +369,7 @@ class KernelBackend:
         }
         values = self.empty((rows, heads * v_head_dim))
         grid = (-(-v_head_dim // TILE_OUTS), heads, -(-rows // TILE_ROWS))
-        self._launch("mla_value", "mla_value", grid, [context, kv_b, values, rows], constants)
+        self.launch("mla_value", "mla_value", grid, [context, kv_b, values, rows], constants)
         return values
 
     def route(
@@ -369,7 +391,7 @@ class KernelBackend:
         }
         topk_index, topk_weight = self.empty((rows, k), INT32), self.empty((rows, k), FLOAT32)
         arguments = [self._as_float(logits), bias, topk_index, topk_weight]
-        self._launch("router", "router", (rows,), arguments, constants)
+        self.launch("router", "router", (rows,), arguments, constants)
         return logits, topk_index, topk_weight
 
     def run_experts(
@@ -381,19 +403,19 @@ class KernelBackend:
         order, num_items = self.empty((slots,), INT32), self.empty((1,), INT32)
         items = self.empty((most_items, 3), INT32)
         arguments: list[Any] = [topk_index, slots, experts.count, order, items, num_items]
-        self._launch("experts", "plan_experts", (1,), arguments, experts.constants, block=MAX_EXPERTS)
+        self.launch("experts", "plan_experts", (1,), arguments, experts.constants, block=MAX_EXPERTS)
         hidden = self.empty((slots, experts.inner))
         plan = [order, items, num_items]
         arguments = [x, *experts.gate, *experts.up, *plan, hidden, k, experts.inner, hidden_size]
         grid = (-(-experts.inner // TILE_OUTS), most_items)
-        self._launch("experts", "experts_hidden", grid, arguments, experts.constants)
+        self.launch("experts", "experts_hidden", grid, arguments, experts.constants)
         of_slots = self.empty((slots, hidden_size), FLOAT32)
         weights = self._as_float(topk_weight)
         arguments = [hidden, *experts.down, *plan, weights, of_slots, hidden_size, experts.inner]
         grid = (-(-hidden_size // TILE_OUTS), most_items)
-        self._launch("experts", "experts_down", grid, arguments, experts.constants)
+        self.launch("experts", "experts_down", grid, arguments, experts.constants)
         out = self.empty((rows, hidden_size))
-        self._launch("experts", "combine_experts", (rows,), [of_slots, out, k, hidden_size], experts.constants)
+        self.launch("experts", "combine_experts", (rows,), [of_slots, out, k, hidden_size], experts.constants)
         return out
 
     def compact(
@@ -409,7 +431,7 @@ class KernelBackend:
         count = self._length(len(kept)) if num_kept is None else num_kept
         grid = (-(-width // THREADS), layers)
         arguments = [cache, self._length(prefix_len), kept, count, capacity * width, width]
-        self._launch("cache_compact", "cache_compact", grid, arguments)
+        self.launch("cache_compact", "cache_compact", grid, arguments)
 
     # --- ops of the draft block ---------------------------------------------------------------
     def head_norm_rope(
@@ -420,7 +442,7 @@ class KernelBackend:
         out = self.empty((rows, heads, head_dim))
         threads = min(THREADS, -(-head_dim // 32) * 32)
         arguments = [x, weight, eps, *rope, out, head_dim]
-        self._launch(
+        self.launch(
             "head_norm_rope", "head_norm_rope", (heads, rows), arguments, block=threads, shared=4 * head_dim
         )
         return out
@@ -433,23 +455,44 @@ class KernelBackend:
         query: DeviceArray,
         keys: DeviceArray,
         values: DeviceArray,
-        num_keys: int,
+        context_len: int | DeviceArray,
         softmax_scale: float,
         visible: Bool | None,
-        context_len: DeviceArray | None = None,
     ) -> DeviceArray:
-        """`context_len` on the device: then `num_keys` counts the keys behind it."""
         rows, heads, head_dim = query.shape
         constants = {"HEADS": heads, "KV_HEADS": keys.shape[1], "HEAD_DIM": head_dim}
-        length = self._length(0) if context_len is None else context_len
+        length = self._length(context_len)
         mask = None if visible is None else self.put(np.asarray(visible, dtype=np.uint8))
         context = self.empty((rows, heads * head_dim))
-        arguments = [query, keys, values, length, num_keys, softmax_scale, mask, context]
-        self._launch("draft_attention", "draft_attention", (heads, rows), arguments, constants)
+        arguments = [query, keys, values, length, rows, softmax_scale, mask, context]
+        self.launch("draft_attention", "draft_attention", (heads, rows), arguments, constants)
         return context
 
+    def capture(
+        self,
+        step: Callable[[int], None],
+        reset: Callable[[], None],
+        *,
+        repeat: bool,
+        done: Callable[[], bool],
+    ) -> Replay:
+        """Make a graph of the launches of `step`, once or until `done`.
+
+        Args:
+            step: Issues the launches; its argument is the handle that decides whether to go on.
+            reset: Puts back what one run of `step` changes: it is run once before it is captured.
+            repeat: Whether to run again until the condition is unset.
+            done: Asks the device whether it is; for devices without graphs.
+        """
+        with self._lock:
+            self.retained = []
+            try:
+                return self.device.capture(step, reset, self.retained, repeat=repeat, done=done)
+            finally:
+                self.retained = None
+
     # --- pieces -------------------------------------------------------------------------------
-    def _launch(
+    def launch(
         self,
         name: str,
         entry: str,
@@ -459,6 +502,7 @@ class KernelBackend:
         block: int = THREADS,
         shared: int = 0,
     ) -> None:
+        """One launch, specialised for the backend's dtype; see Device.launch."""
         specialised = {"REAL_IS_BF16": self.dtype == "bfloat16", **(constants or {})}
         self.device.launch(name, entry, specialised, grid, block, arguments, shared)
 
@@ -468,7 +512,7 @@ class KernelBackend:
         rows, columns = x.shape
         outs = weight.shape[0]
         y = self.empty((rows, outs), dtype)
-        self._launch(
+        self.launch(
             "linear",
             "linear",
             (-(-outs // TILE_OUTS), -(-rows // TILE_ROWS)),
@@ -482,19 +526,26 @@ class KernelBackend:
         return cache.view((capacity, width), layer * capacity * width)
 
     def _indices(self, values: HostArray | DeviceArray) -> DeviceArray:
-        return values if isinstance(values, DeviceArray) else self.put(np.asarray(values), INT32)
+        """Integers in device memory; few of them are kept there, for the next layer and the next round."""
+        if isinstance(values, DeviceArray):
+            return values
+        host = np.asarray(values, dtype=np.int32)
+        if host.size > SMALL_INTEGERS:
+            return self.put(host)
+        key = host.tobytes()
+        with self._lock:
+            kept = self._kept_integers.get(key)
+            if kept is None:
+                kept = self._kept_integers[key] = self.put(host)
+                if len(self._kept_integers) > NUM_KEPT:
+                    self._kept_integers.popitem(last=False)
+            self._kept_integers.move_to_end(key)
+            if self.retained is not None:
+                self.retained.append(kept)
+            return kept
 
     def _length(self, value: int | DeviceArray) -> DeviceArray:
-        """An integer in device memory; those used again and again are kept there."""
-        if isinstance(value, DeviceArray):
-            return value
-        with self._lock:
-            if value not in self._lengths:
-                self._lengths[value] = self.put(np.array([value]), INT32)
-                if len(self._lengths) > NUM_LENGTHS:
-                    self._lengths.popitem(last=False)
-            self._lengths.move_to_end(value)
-            return self._lengths[value]
+        return value if isinstance(value, DeviceArray) else self._indices(np.array([value]))
 
     def _as_float(self, x: DeviceArray) -> DeviceArray:
         """Values that ops compute in float32; an edit may have brought them in the backend's dtype."""

@@ -245,10 +245,11 @@ class NumpyBackend:
         query: Floats,
         keys: Floats,
         values: Floats,
-        num_keys: int,
+        context_len: int,
         softmax_scale: float,
         visible: Bool | None,
     ) -> Floats:
+        num_keys = context_len + len(query)
         return draft_attention(query, keys[:num_keys], values[:num_keys], softmax_scale, visible)
 
     # --- weights ------------------------------------------------------------------------------

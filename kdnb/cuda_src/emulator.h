@@ -364,6 +364,7 @@ inline int __syncthreads_or(int vote) {
 }
 inline void __syncwarp(uint32_t mask = ~0u) { emulator::warp_barrier(mask); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence_system() { __threadfence(); }
 template <class T>
 inline T __shfl_sync(uint32_t mask, T value, int source) {
     return emulator::exchange(mask, value, source & 31, true);

@@ -100,7 +100,8 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     levels.parent = reinterpret_cast<short*>(levels.score + LEVEL_NODES);
     levels.rank = levels.parent + LEVEL_NODES;
     levels.place = levels.rank + LEVEL_NODES;
-    __shared__ int count[MAX_DEPTH], first_of[NODE_BUDGET + 1];
+    __shared__ int count[MAX_DEPTH];
+    __shared__ short first_of[NODE_BUDGET + 1];
     __shared__ int total;
     const int t = threadIdx.x;
 
@@ -126,17 +127,17 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
                 else
                     high = middle;
             }
-            first_of[i] = low;
+            first_of[i] = short(low);
         }
         __syncthreads();
         if (t == 0) {  // running sum; parents without children end it early, mostly
             int sum = 0;
             for (int i = 0; i < num_parents; i++) {
                 const int children = first_of[i];
-                first_of[i] = sum;
+                first_of[i] = short(sum);
                 sum += children;
             }
-            first_of[num_parents] = sum;
+            first_of[num_parents] = short(sum);
             total = sum;
         }
         __syncthreads();

@@ -1,13 +1,13 @@
 """DFlash: a small block-diffusion drafter that reads the target's hidden states."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kdnb.arrays import Bool, Int32
+from kdnb.arrays import Bool, HostArray, Int32
 from kdnb.backends.base import Array, Rope, Weight
 from kdnb.checkpoint import StoredTensor, TensorFolder
 from kdnb.draft import Draft, DraftContext
@@ -79,6 +79,7 @@ class DFlash:
         self.max_depth = config.block_size - 1
         self.tap_names = tuple(f"layers.{layer}.out" for layer in config.target_layer_ids)
         self._backend = target.backend
+        self._drafted_rows = np.arange(1, config.block_size)
 
         def load(key: str) -> Weight:
             return target.backend.weight(tensors[key])
@@ -127,14 +128,21 @@ class DFlash:
         """Turn committed rows' features into context keys and values; see Drafter."""
         rows = len(token_ids)
         taps = [self._feature(features, name, rows) for name in self.tap_names]
+        self.extend(taps, np.arange(self.context_len, self.context_len + rows), self.context_len)
+        for cache in self._cache:  # last, so that an interrupt leaves no layer ahead of another
+            cache.length += rows
+
+    def extend(self, taps: Sequence[Array], positions: HostArray | Array, context_len: int | Array) -> None:
+        """Write the context keys and values of features [rows, hidden_size], one array per tap.
+
+        Positions and context_len may live on the backend; the rows' capacity must then be reserved.
+        """
         b = self._backend
         context = b.linear(b.concat(taps), self._fc)
         context = b.rms_norm(context, self._hidden_norm, self.config.rms_norm_eps)
-        rope = self._rope(self.context_len, rows)
+        rope = b.rope(self.config.rope, self.config.head_dim, positions)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            cache.write(*self._keys_values(context, layer, rope))
-        for cache in self._cache:  # last, so that an interrupt leaves no layer ahead of another
-            cache.length += rows
+            cache.write(context_len, *self._keys_values(context, layer, rope))
 
     def _feature(self, features: Mapping[str, Array], name: str, rows: int) -> Array:
         feature = features.get(name)
@@ -170,33 +178,47 @@ class DFlash:
                 f"the drafter has seen {self.context_len} committed rows but the cache holds "
                 f"{context.prefix_len}; call start, then commit every committed row."
             )
-        b, config = self._backend, self.config
-        block = np.full(config.block_size, config.mask_token_id, dtype=np.int32)
+        block = np.full(self.config.block_size, self.config.mask_token_id, dtype=np.int32)
         block[0] = context.root_id
-        rope = self._rope(self.context_len, config.block_size)
+        positions = np.arange(self.context_len, self.context_len + len(block))
+        logits = self.block_logits(block, positions, self.context_len)
+        return Draft(context.root_id, logits, self._backend, context.noise)
+
+    def block_logits(
+        self, token_ids: Int32 | Array, positions: HostArray | Array, context_len: int | Array
+    ) -> Array:
+        """Logits [max_depth, vocab_size] of a block behind the context; arguments as `extend`'s."""
+        b, config = self._backend, self.config
+        rope = b.rope(config.rope, config.head_dim, positions)
         eps = config.rms_norm_eps
-        h = self._target.embed(block)
+        h = self._target.embed(token_ids)
         x = b.rms_norm(h, self._layers[0].input_norm, eps)
-        for index, (layer, cache) in enumerate(zip(self._layers, self._cache, strict=True)):
-            delta = self._attend(x, layer, cache, rope, self._visible(index))
+        for index, layer in enumerate(self._layers):
+            delta = self._attend(x, index, rope, context_len)
             h, x = b.add_rms_norm(h, delta, layer.post_attention_norm, eps)
             last = index + 1 == len(self._layers)
             after = self._norm if last else self._layers[index + 1].input_norm
             h, x = b.add_rms_norm(h, b.mlp(x, layer.gate, layer.up, layer.down), after, eps)
-        drafted = b.take_rows(x, np.arange(1, config.block_size))  # row 0 is the root's own
-        return Draft(context.root_id, self._target.lm_head(drafted), b, context.noise)
+        drafted = b.take_rows(x, self._drafted_rows)  # row 0 is the root's own
+        return self._target.lm_head(drafted)
 
-    def _attend(self, x: Array, layer: DFlashLayer, cache: KvRows, rope: Rope, visible: Bool | None) -> Array:
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows of context and block in all."""
+        for cache in self._cache:
+            cache.reserve(rows)
+
+    def committed(self, rows: int) -> None:
+        """Say how many rows of context there are, after a backend wrote them without the host."""
+        for cache in self._cache:
+            cache.length = rows
+
+    def _attend(self, x: Array, index: int, rope: Rope, context_len: int | Array) -> Array:
         b, config = self._backend, self.config
+        layer, cache = self._layers[index], self._cache[index]
         query = b.head_norm_rope(b.linear(x, layer.q), layer.q_norm, config.rms_norm_eps, rope)
-        cache.write(*self._keys_values(x, layer, rope))
+        cache.write(context_len, *self._keys_values(x, layer, rope))
         attended = b.draft_attention(
-            query,
-            cache.keys,
-            cache.values,
-            cache.length + config.block_size,
-            config.head_dim**-0.5,
-            visible,
+            query, cache.keys, cache.values, context_len, config.head_dim**-0.5, self._visible(index)
         )
         return b.linear(attended, layer.o)
 
@@ -205,9 +227,10 @@ class DFlash:
         keys = b.head_norm_rope(b.linear(x, layer.k), layer.k_norm, config.rms_norm_eps, rope)
         return keys, b.split_heads(b.linear(x, layer.v), config.head_dim)
 
-    def _rope(self, start: int, rows: int) -> Rope:
-        positions = np.arange(start, start + rows)
-        return self._backend.rope(self.config.rope, self.config.head_dim, positions)
+    def slides(self, layer: int) -> bool:
+        """Whether a layer sees a window of the context only."""
+        config = self.config
+        return config.layer_types[layer] == "sliding_attention" and config.sliding_window is not None
 
     def _visible(self, layer: int) -> Bool | None:
         """Which keys the block sees in a sliding layer: those less than a window away, on either side.
@@ -216,7 +239,7 @@ class DFlash:
         the block too, which matters only where the window is shorter than the block.
         """
         window = self.config.sliding_window
-        if self.config.layer_types[layer] != "sliding_attention" or window is None:
+        if not self.slides(layer) or window is None:
             return None
         first, size = self.context_len, self.config.block_size
         queries = np.arange(first, first + size)[:, None]

@@ -1,0 +1,390 @@
+"""An NVIDIA GPU through cuda.core: kernels compiled at run time, one stream, a pool of memory."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kdnb.arrays import HostArray
+from kdnb.backends.device import DeviceArray, Mailbox, as_scalar
+from kdnb.errors import BackendUnavailable, CapacityError
+from kdnb.kernels.disk_cache import DiskCache
+from kdnb.kernels.nvrtc import Cubin, compile_cubin
+from kdnb.kernels.source import Constant, KernelSource, Kind
+
+SMALLEST = 512  # bytes of a pool's block
+LARGE = 2 << 20  # blocks above 1 MiB are multiples of this
+# architectures with features of their own, which plain "sm_90" leaves out
+FEATURED = {90: "90a", 100: "100a", 103: "103a", 120: "120a", 121: "121a"}
+
+
+class PooledMemory:
+    """A block of a pool; it goes back when the object goes. Work on one stream, so at once."""
+
+    __slots__ = ("_pool", "buffer", "num_bytes", "pointer")
+
+    def __init__(self, pool: "MemoryPool", buffer: Any) -> None:
+        self._pool = pool
+        self.buffer = buffer
+        self.num_bytes = int(buffer.size)
+        self.pointer = int(buffer.handle)
+
+    def __del__(self) -> None:
+        self._pool.give_back(self.buffer)
+
+
+class MemoryPool:
+    """Blocks of device memory, kept by size for the next array of that size.
+
+    Args:
+        resource: cuda.core's memory resource.
+        stream: The stream that all work is on.
+        purpose_of_all: What to say the memory is for where an allocation fails.
+    """
+
+    def __init__(self, resource: Any, stream: Any) -> None:
+        self._resource = resource
+        self._stream = stream
+        self._free: dict[int, list[Any]] = {}
+        self.held_bytes = 0  # given out or kept
+        self._lock = threading.RLock()
+
+    def take(self, num_bytes: int, purpose: str) -> PooledMemory:
+        """A block of `num_bytes` or more."""
+        size = _size_class(num_bytes)
+        with self._lock:
+            kept = self._free.get(size)
+            if kept:
+                return PooledMemory(self, kept.pop())
+            try:
+                buffer = self._allocate(size)
+            except Exception:
+                self.trim()  # what is kept in other sizes may be enough
+                try:
+                    buffer = self._allocate(size)
+                except Exception as problem:
+                    raise CapacityError(
+                        f"no device memory for {purpose}: {num_bytes:,} bytes are needed beside "
+                        f"{self.held_bytes:,} in use ({_free_bytes():,} free on the device): {problem}. Use a shorter "
+                        "context, a smaller node_budget or bfloat16."
+                    ) from None
+            self.held_bytes += size
+            return PooledMemory(self, buffer)
+
+    def give_back(self, buffer: Any) -> None:
+        """Keep a block for the next array of its size."""
+        with self._lock:
+            self._free.setdefault(int(buffer.size), []).append(buffer)
+
+    def trim(self) -> None:
+        """Return to the device what is not in use."""
+        with self._lock:
+            for size, buffers in self._free.items():
+                for buffer in buffers:
+                    buffer.close(self._stream)
+                    self.held_bytes -= size
+            self._free.clear()
+            self._stream.sync()
+
+    def sibling(self) -> "MemoryPool":
+        """An empty pool on the same memory resource."""
+        return MemoryPool(self._resource, self._stream)
+
+    def _allocate(self, size: int) -> Any:
+        return self._resource.allocate(size, stream=self._stream)
+
+
+class CudaDevice:
+    """One GPU.
+
+    Args:
+        index: Which one.
+        cache: Where compiled kernels are kept.
+        bodies: Kernel sources to use instead of the files', by name.
+
+    Raises:
+        BackendUnavailable: if there is no driver, no GPU, or cuda-python is missing; the message says which.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self, index: int = 0, *, cache: DiskCache | None = None, bodies: Mapping[str, str] | None = None
+    ) -> None:
+        probe()
+        from cuda.core import Device, DeviceMemoryResource
+
+        self._device = Device(index)
+        self._device.set_current()
+        self._seen = threading.local()
+        self._seen.current = True
+        self.stream = self._device.create_stream()
+        self.target: Any = self.stream  # or a graph being captured
+        self.pool = MemoryPool(DeviceMemoryResource(self._device), self.stream)
+        self._cache = cache or DiskCache()
+        self._bodies = dict(bodies or {})
+        self._cubins: dict[tuple[Any, ...], tuple[Cubin, Any]] = {}
+        self._kernels: dict[tuple[Any, ...], tuple[Any, tuple[Kind, ...]]] = {}
+        self._configs: dict[tuple[Any, ...], Any] = {}
+        self._widest: dict[int, int] = {}  # dynamic shared memory that a kernel was allowed
+        self.lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"CudaDevice({self._device.name}, {self.arch})"
+
+    @property
+    def arch(self) -> str:
+        """The architecture that kernels are built for."""
+        capability = int(self._device.arch)
+        return f"sm_{FEATURED.get(capability, capability)}"
+
+    def allocate(self, num_bytes: int, purpose: str) -> PooledMemory:
+        self.enter()
+        return self.pool.take(num_bytes, purpose)
+
+    def write(self, to: DeviceArray, host: HostArray) -> None:
+        from cuda.bindings import driver
+
+        self.enter()
+        host = np.ascontiguousarray(host)
+        _check(driver.cuMemcpyHtoDAsync(to.pointer, host.ctypes.data, host.nbytes, self.stream.handle))
+
+    def read(self, array: DeviceArray) -> HostArray:
+        from cuda.bindings import driver
+
+        self.enter()
+        host = np.empty(array.shape, dtype=array.dtype)
+        if host.size:
+            _check(driver.cuMemcpyDtoHAsync(host.ctypes.data, array.pointer, host.nbytes, self.stream.handle))
+        self.stream.sync()
+        return host
+
+    def copy(self, to: DeviceArray, source: DeviceArray) -> None:
+        from cuda.bindings import driver
+
+        self.enter()
+        _check(driver.cuMemcpyDtoDAsync(to.pointer, source.pointer, source.num_bytes, self.handle))
+
+    def clear(self, array: DeviceArray) -> None:
+        from cuda.bindings import driver
+
+        self.enter()
+        _check(driver.cuMemsetD8Async(array.pointer, 0, max(1, array.num_bytes), self.handle))
+
+    def launch(
+        self,
+        name: str,
+        entry: str,
+        constants: Mapping[str, Constant],
+        grid: Sequence[int],
+        block: int,
+        arguments: Sequence[Any],
+        shared: int = 0,
+    ) -> None:
+        from cuda.core import LaunchConfig, launch
+
+        if 0 in grid:
+            return
+        key = (name, entry, *constants.items())
+        with self.lock:
+            self.enter()
+            if key not in self._kernels:
+                self._kernels[key] = self._kernel(name, entry, constants)
+            kernel, kinds = self._kernels[key]
+            shape = (*grid, block, shared)
+            if shape not in self._configs:
+                self._configs[shape] = LaunchConfig(grid=tuple(grid), block=block, shmem_size=shared)
+            if shared > 48 << 10:
+                self._allow_shared(kernel, shared)
+            values = [as_scalar(kind, value, entry) for kind, value in zip(kinds, arguments, strict=True)]
+            launch(self.target, self._configs[shape], kernel, *values)
+
+    def cubin(self, name: str, constants: Mapping[str, Constant]) -> Cubin:
+        """The compiled source of a kernel: its registers, shared memory, SASS."""
+        return self._module(name, constants)[0]
+
+    def sync(self) -> None:
+        """Wait for all work."""
+        self.enter()
+        self.stream.sync()
+
+    @property
+    def handle(self) -> Any:
+        """The stream that work goes to now, for the driver's own calls."""
+        return self.stream.handle if self.target is self.stream else self.target.stream.handle
+
+    def mailbox(self, count: int) -> Mailbox:
+        from cuda.core import PinnedMemoryResource
+
+        self.enter()
+        buffer = PinnedMemoryResource().allocate(4 * count, stream=self.stream)
+        self.stream.sync()
+        host = np.frombuffer((ctypes.c_char * (4 * count)).from_address(int(buffer.handle)), dtype=np.int32)
+        host[:] = 0
+        return Mailbox(host, DeviceArray((count,), host.dtype, _Pinned(buffer)), buffer)
+
+    def capture(
+        self,
+        step: Callable[[int], None],
+        reset: Callable[[], None],
+        retained: Sequence[DeviceArray],
+        *,
+        repeat: bool,
+        done: Callable[[], bool],
+    ) -> "Graph":
+        with self.lock, self._private_pool() as pool:
+            self.enter()
+            step(0)  # loads kernels and fills the pool: neither may happen during a capture
+            reset()
+            self.stream.sync()
+            builder = self._device.create_graph_builder().begin_building()
+            with self._on(builder):
+                if repeat:
+                    condition = builder.create_condition(default_value=1)
+                    body = builder.while_loop(condition).begin_building()
+                    with self._on(body):
+                        step(int(condition.handle))
+                    body.end_building()
+                else:
+                    step(0)
+            return Graph(builder.end_building().complete(), self, pool, list(retained))
+
+    @contextmanager
+    def _on(self, builder: Any) -> Iterator[None]:
+        """Inside it launches become nodes of a graph."""
+        before, self.target = self.target, builder
+        try:
+            yield
+        finally:
+            self.target = before
+
+    @contextmanager
+    def _private_pool(self) -> Iterator[MemoryPool]:
+        """Inside it arrays come from memory that nothing else will use: a graph writes it at every replay."""
+        before, self.pool = self.pool, self.pool.sibling()
+        try:
+            yield self.pool
+        finally:
+            self.pool = before
+
+    def enter(self) -> None:
+        """Make the GPU current in this thread: callbacks may come from any."""
+        if not getattr(self._seen, "current", False):
+            self._device.set_current()
+            self._seen.current = True
+
+    def _module(self, name: str, constants: Mapping[str, Constant]) -> tuple[Cubin, Any]:
+        from cuda.core import ObjectCode
+
+        key = (name, *sorted(constants.items()))
+        if key not in self._cubins:
+            source = KernelSource.of(name, constants, self._bodies.get(name))
+            cubin = compile_cubin(source, self.arch, self._cache)
+            self._cubins[key] = cubin, ObjectCode.from_cubin(cubin.code)
+        return self._cubins[key]
+
+    def _kernel(
+        self, name: str, entry: str, constants: Mapping[str, Constant]
+    ) -> tuple[Any, tuple[Kind, ...]]:
+        cubin, module = self._module(name, constants)
+        return module.get_kernel(entry), cubin.source.entries[entry]
+
+    def _allow_shared(self, kernel: Any, shared: int) -> None:
+        """More than 48 KB has to be asked for."""
+        from cuda.bindings import driver
+
+        if self._widest.get(id(kernel), 0) >= shared:
+            return
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        index = driver.CUdevice(self._device.device_id)
+        _check(driver.cuKernelSetAttribute(attribute, shared, kernel.handle, index))
+        self._widest[id(kernel)] = shared
+
+
+class Graph:
+    """Captured launches; see Replay."""
+
+    def __init__(self, graph: Any, device: CudaDevice, *kept: Any) -> None:
+        self._graph, self._device = graph, device
+        self._kept = kept  # the memory that the launches use
+        self._end: Any = None
+
+    def launch(self) -> None:
+        self._device.enter()
+        self._graph.launch(self._device.stream)
+        self._end = self._device.stream.record()
+
+    def is_done(self) -> bool:
+        return bool(self._end.is_done)
+
+    def wait(self) -> None:
+        self._device.sync()
+
+
+@dataclass(frozen=True)
+class _Pinned:
+    """Host memory that the GPU sees, as an array's memory."""
+
+    buffer: Any
+
+    @property
+    def pointer(self) -> int:
+        return int(self.buffer.handle)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.buffer.size)
+
+
+def probe() -> None:
+    """Refuse, at once and with the reason, where CUDA cannot run.
+
+    The driver is asked by cuInit alone: other calls of cuda.core can hang without one.
+
+    Raises:
+        BackendUnavailable: if cuda-python, a driver or a GPU is missing.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as problem:
+        raise BackendUnavailable(
+            f'the cuda backend needs cuda-python ({problem}): pip install "kdnb[cu13]", or use '
+            'backend="emulated" or "numpy".'
+        ) from None
+    try:
+        error = driver.cuInit(0)[0]
+    except Exception as problem:
+        raise BackendUnavailable(
+            f"no NVIDIA driver can be loaded here ({str(problem).splitlines()[0]}); kernels can be compiled but not "
+            'launched. Use backend="emulated" to run them on the CPU, or "numpy".'
+        ) from None
+    if int(error):
+        raise BackendUnavailable(
+            f"the NVIDIA driver does not start: cuInit gives {error.name} ({int(error)}). Is there a GPU, and is "
+            'its driver loaded? Use backend="emulated" or "numpy" meanwhile.'
+        )
+    count = driver.cuDeviceGetCount()[1]
+    if not count:
+        raise BackendUnavailable('the NVIDIA driver sees no GPU; use backend="emulated" or "numpy".')
+
+
+def _size_class(num_bytes: int) -> int:
+    if num_bytes <= 1 << 20:
+        return max(SMALLEST, 1 << (num_bytes - 1).bit_length())
+    return -(-num_bytes // LARGE) * LARGE
+
+
+def _free_bytes() -> int:
+    from cuda.bindings import driver
+
+    return int(driver.cuMemGetInfo()[1])
+
+
+def _check(result: tuple[Any, ...]) -> None:
+    error = result[0]
+    if int(error):
+        raise RuntimeError(f"CUDA: {error.name} ({int(error)})")

@@ -1,0 +1,308 @@
+"""Rounds that stay on the device: draft, build, verify, accept and compact without a word of the host."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kdnb.arrays import HostArray, Int32
+from kdnb.backends.device import DeviceArray
+from kdnb.backends.kernel_backend import FLOAT32, INT32, UINT64, KernelBackend
+from kdnb.drafters.dflash import DFlash
+from kdnb.errors import DrafterError, ShapeError
+from kdnb.policies import Chain, DDTree
+from kdnb.trace import RoundTrace
+from kdnb.tree import DraftTree
+from kdnb.verify_rules import Greedy, SampleAndWalk
+from kdnb.watch import Watch
+
+if TYPE_CHECKING:
+    from kdnb.decoding import Decoding
+
+MAX_NODE_BUDGET = 1024  # of tree_build.cu
+MAX_DEPTH = 32
+SHARED_LIMIT = 90 << 10  # of tree_build.cu, so that every GPU since sm_80 has it
+HEADER = 8  # words of a record before its arrays
+INTACT = 0x7FFFFFFF  # in a record: no logit is broken
+FLOAT64 = np.dtype(np.float64)
+MAILBOX_IDS = 2  # where the emitted ids begin, behind stop_requested and num_emitted
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a round's record lies in 32-bit words; decode_round.cu writes it.
+
+    Args:
+        node_budget: Drafted nodes at the most.
+        max_depth: Depths of the draft.
+    """
+
+    node_budget: int
+    max_depth: int
+
+    @property
+    def num_words(self) -> int:
+        """Words of one record."""
+        return HEADER + self.max_depth + 1 + 7 * (self.node_budget + 1)
+
+    def trace(self, record: Int32, times_us: dict[str, float]) -> RoundTrace:
+        """A record as a round's trace.
+
+        Raises:
+            DrafterError, ShapeError: if the drafter's or the target's logits were not finite.
+        """
+        prefix_len, num_nodes, num_kept, bonus_id, num_emitted, _, broken, _ = record[:HEADER].tolist()
+        if broken < 0:
+            raise DrafterError(
+                f"draft logits of depth {-broken} hold NaN or infinity only; the drafter is broken."
+            )
+        if broken != INTACT:
+            raise ShapeError(
+                f"logits row {broken} holds NaN or infinity only; the model or drafter is broken."
+            )
+        rest = record[HEADER:]
+        accepted = rest[:num_kept].copy()
+        slots = self.node_budget + 1
+        columns = rest[self.max_depth + 1 :]
+        token_ids, parents, ranks, next_ids, log_probs = columns[: 5 * slots].reshape(5, slots)[:, :num_nodes]
+        scores = np.ascontiguousarray(columns[5 * slots :]).view(np.float64)[:num_nodes]
+        tree = DraftTree(
+            token_ids=token_ids.copy(),
+            parents=parents.copy(),
+            scores=scores.copy(),
+            ranks=ranks.copy(),
+            draft_log_probs=log_probs.copy().view(np.float32),
+        )
+        path = tree.token_ids[accepted[1:]]
+        gap = float(record[5:6].view(np.float32)[0])
+        return RoundTrace(
+            prefix_len=prefix_len,
+            tree=tree,
+            next_ids=next_ids.copy(),
+            accepted=accepted,
+            bonus_id=bonus_id,
+            emitted=np.append(path, np.int32(bonus_id))[:num_emitted].astype(np.int32),
+            times_us=times_us,
+            min_gap=gap if np.isfinite(gap) else None,
+        )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The target's cache seen from the device: its length is a number there."""
+
+    rows: DeviceArray
+    prefix_len: DeviceArray
+
+
+class DeviceRounds:
+    """The rounds of one decoding on a kernel backend, with fixed shapes, so that a graph can replay them.
+
+    Args:
+        decoding: What is decoded; `why_not` gives None for it.
+    """
+
+    def __init__(self, decoding: "Decoding") -> None:
+        target, settings = decoding.target, decoding.settings
+        backend = target.backend
+        assert isinstance(backend, KernelBackend)
+        self._backend, self._decoding, self._target = backend, decoding, target
+        drafter = decoding.drafter if settings.node_budget else None
+        self._drafter = drafter if isinstance(drafter, DFlash) else None
+        depth = self._drafter.max_depth if self._drafter else 0
+        vocab_size = target.config.vocab_size
+        if self._drafter is None:
+            budget, self._k = 0, 0
+        elif isinstance(decoding.policy, Chain):
+            budget, self._k = min(settings.node_budget, depth), 1
+        else:
+            budget, self._k = settings.node_budget, min(settings.node_budget, vocab_size)
+        self.layout = Layout(budget, depth)
+        self._constants = {"NODE_BUDGET": budget, "MAX_DEPTH": depth}
+        nodes = budget + 1
+        decoding.cache.reserve(len(decoding.prompt_ids) + settings.max_new_tokens + nodes)
+        if self._drafter:
+            block = self._drafter.config.block_size
+            self._drafter.reserve(len(decoding.prompt_ids) + settings.max_new_tokens + block)
+
+        def integers(*shape: int) -> DeviceArray:
+            return backend.empty(shape, INT32)
+
+        self._state = integers(5)
+        self._prefix_len, self._root = self._state.view((1,)), self._state.view((1,), 1)
+        self._num_nodes, self._num_kept, self._bonus = integers(1), integers(1), integers(1)
+        self._token_ids, self._parents, self._depths = integers(nodes), integers(nodes), integers(nodes)
+        self._positions, self._ranks = integers(nodes), integers(nodes)
+        self._scores, self._log_probs = backend.zeros_of((nodes,), FLOAT64), backend.zeros_of((nodes,), FLOAT32)
+        self._words = backend.empty((nodes, -(-nodes // 64)), UINT64)
+        self._accepted = integers(depth + 1)
+        self._stop_ids = backend.put(np.array(sorted(decoding.stop_ids), dtype=np.int32))
+        self._records = integers(settings.max_new_tokens, self.layout.num_words)
+        self._mailbox = backend.device.mailbox(MAILBOX_IDS + settings.max_new_tokens)
+        self._workspace = backend.empty((max(1, 16 * budget + 14 * depth * budget),), np.dtype(np.uint8))
+        if self._drafter is None:  # a tree of the root alone, in every round
+            for array, value in ((self._num_nodes, 1), (self._parents, -1), (self._depths, 0), (self._ranks, 0)):
+                backend.device.write(array, np.array([value], dtype=np.int32))
+        self._read_rounds = 0
+        self._round_graph: Any = None
+        self._decode_graph: Any = None
+
+    @staticmethod
+    def why_not(decoding: "Decoding") -> str | None:
+        """What keeps a decoding's rounds on the host, or None."""
+        settings, backend = decoding.settings, decoding.target.backend
+        if not isinstance(backend, KernelBackend):
+            return "the backend has no kernels"
+        if settings.trace != "light":
+            return "a full trace records every logit"
+        rule, policy, drafter = decoding.rule, decoding.policy, decoding.drafter
+        if isinstance(rule, SampleAndWalk):
+            if rule.top_k or rule.top_p < 1 or rule.temperature < 1e-30:
+                return "top_k, top_p and tiny temperatures are computed on the host"
+        elif not isinstance(rule, Greedy):
+            return f"{rule!r} runs on the host"
+        if drafter is None or settings.node_budget == 0:
+            return None
+        if not isinstance(drafter, DFlash):
+            return f"{drafter!r} drafts on the host"
+        if any(drafter.slides(layer) for layer in range(drafter.config.num_hidden_layers)):
+            return "a sliding layer's mask is made on the host"
+        if not (isinstance(policy, Chain) or (isinstance(policy, DDTree) and not policy.spine)):
+            return f"{policy!r} builds on the host"
+        if settings.node_budget > MAX_NODE_BUDGET or drafter.max_depth > MAX_DEPTH:
+            return f"trees above {MAX_NODE_BUDGET} nodes or {MAX_DEPTH} levels are built on the host"
+        return None
+
+    def reset(self) -> None:
+        """Tell the device where the decoding stands; after a prefill, or when the host undid a round."""
+        decoding, device = self._decoding, self._backend.device
+        emitted = np.array(decoding.token_ids, dtype=np.int32)
+        state = [decoding.cache.prefix_len, decoding.root_id, len(emitted), 0, 0]
+        device.write(self._state, np.array(state, dtype=np.int32))
+        self._mailbox.host[: MAILBOX_IDS + len(emitted)] = [0, len(emitted), *emitted]
+        self._read_rounds = 0
+
+    def round(self) -> RoundTrace:
+        """One round, replayed from a graph where the device has them."""
+        if self._round_graph is None:
+            self._round_graph = self._graph(repeat=False)
+        self._round_graph.launch()
+        return self._next_records(1)[0]
+
+    def decode(self) -> Iterator[Sequence[int]]:
+        """All rounds in one go, until a stop id or the length; yields new token ids as they come."""
+        if self._decode_graph is None:
+            self._decode_graph = self._graph(repeat=True)
+        known = len(self._decoding.token_ids)
+        self._decode_graph.launch()
+        try:
+            while True:
+                running = not self._decode_graph.is_done()
+                count = int(self._mailbox.host[1])  # after asking, so that nothing is missed
+                if count > known:
+                    ids = self._mailbox.host[MAILBOX_IDS + known : MAILBOX_IDS + count].tolist()
+                    known = count
+                    yield ids
+                elif not running:
+                    return
+        finally:  # also when the reader stops: the device ends after the round that it is in
+            self._mailbox.host[0] = 1
+            self._decode_graph.wait()
+            self._mailbox.host[0] = 0
+
+    def records(self) -> list[RoundTrace]:
+        """The rounds that the device ran and the host has not read."""
+        num_rounds = int(self._backend.device.read(self._state)[3])
+        return self._next_records(num_rounds - self._read_rounds)
+
+    def _next_records(self, count: int) -> list[RoundTrace]:
+        """Read records and follow them: the cache's and the drafter's lengths."""
+        words = self.layout.num_words
+        part = self._records.view((count, words), self._read_rounds * words)
+        records: HostArray = self._backend.device.read(part)
+        self._read_rounds += count
+        traces = [self.layout.trace(record, {}) for record in records]
+        if count:
+            prefix_len = int(records[-1][0] + records[-1][2])
+            self._decoding.cache.advance_to(prefix_len)
+            if self._drafter is not None:
+                self._drafter.committed(prefix_len)
+        return traces
+
+    def _graph(self, *, repeat: bool) -> Any:
+        """Capture `_step`, once or repeated until it is done; where the device has no graphs, call it."""
+        backend = self._backend
+        return backend.capture(self._step, self.reset, repeat=repeat, done=self._is_done)
+
+    def _is_done(self) -> bool:
+        return bool(self._backend.device.read(self._state)[4])
+
+    def _step(self, condition: int = 0) -> None:
+        """The launches of one round."""
+        b, drafter = self._backend, self._drafter
+        draft_tops, num_draft_tops = None, 0
+        if drafter is None:
+            b.launch("decode_round", "draft_block", (1,), [self._state, 0, self._token_ids, self._positions],
+                     self._constants, block=1)
+            visible = None
+        else:
+            draft_tops, num_draft_tops = self._draft(drafter), drafter.max_depth
+            visible = self._words
+        watch = Watch(b, () if drafter is None else drafter.tap_names, self._target.known_taps, None)
+        window = _Window(self._decoding.cache.rows, self._prefix_len)
+        logits = self._target.run_rows(self._token_ids, window, self._positions, visible, watch)
+        next_ids, gaps, tops = self._choose(logits)
+        arguments = [self._token_ids, self._parents, next_ids, self._num_nodes, self._accepted, self._num_kept,
+                     self._bonus]
+        b.launch("tree_accept", "tree_accept", (1,), arguments, self._constants, block=256)
+        if drafter is not None:
+            b.compact(self._decoding.cache.rows, self._prefix_len, self._accepted, self._num_kept)
+            self._extend(drafter, watch)
+        stop_ids = self._stop_ids
+        arguments = [self._state, stop_ids, len(stop_ids), self._decoding.settings.max_new_tokens, self._num_nodes,
+                     self._token_ids, self._parents, self._ranks, next_ids, self._accepted, self._num_kept,
+                     self._bonus, self._scores, self._log_probs, gaps, tops, draft_tops, num_draft_tops,
+                     self._mailbox.array, self._records, condition]
+        b.launch("decode_round", "finish_round", (1,), arguments, self._constants, block=256)
+
+    def _draft(self, drafter: DFlash) -> DeviceArray:
+        """The block's marginals and the tree of them; the largest logit of every depth."""
+        b, block = self._backend, drafter.config.block_size
+        token_ids, positions = b.empty((block,), INT32), b.empty((block,), INT32)
+        arguments = [self._state, drafter.config.mask_token_id, token_ids, positions]
+        b.launch("decode_round", "draft_block", (1,), arguments, self._constants, block=block)
+        logits = drafter.block_logits(token_ids, positions, self._prefix_len)
+        ids, log_probs, tops = b.top_k(logits, self._k)
+        budget, depth = self.layout.node_budget, self.layout.max_depth
+        sort_size = _sort_size(budget, self._k)
+        rest = 16 * budget + 14 * depth * budget
+        in_shared = 12 * sort_size + rest <= SHARED_LIMIT
+        constants = {**self._constants, "K": self._k, "SORT_SIZE": sort_size, "IN_SHARED": in_shared}
+        arguments = [ids, log_probs, self._root, self._prefix_len, self._token_ids, self._parents, self._depths,
+                     self._positions, self._ranks, self._scores, self._log_probs, self._words, self._num_nodes,
+                     self._workspace]
+        b.launch("tree_build", "tree_build", (1,), arguments, constants, block=min(1024, max(32, sort_size)),
+                 shared=12 * sort_size + (rest if in_shared else 0))
+        return tops
+
+    def _choose(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """The target's token after every node, by how much it won, the largest logit."""
+        rule, settings = self._decoding.rule, self._decoding.settings
+        if isinstance(rule, SampleAndWalk):
+            return self._backend.sample(logits, self._depths, self._prefix_len, settings.seed, rule.temperature)
+        return self._backend.argmax(logits)
+
+    def _extend(self, drafter: DFlash, watch: Watch) -> None:
+        """Hand the drafter the features of the kept rows; what lies behind the last is written over later."""
+        b, rows = self._backend, self.layout.max_depth + 1
+        positions = b.empty((rows,), INT32)
+        b.launch("decode_round", "kept_positions", (1,), [self._state, positions], self._constants, block=rows)
+        taps = [b.take_rows(watch.recorded[name], self._accepted) for name in drafter.tap_names]
+        drafter.extend(taps, positions, self._prefix_len)
+
+
+def _sort_size(budget: int, k: int) -> int:
+    """Candidates of one depth at the most, as a power of two; see tree_build.cu."""
+    pairs = sum(min(k, budget // (i + 1)) for i in range(budget))
+    return 1 << max(1, (pairs - 1).bit_length())
