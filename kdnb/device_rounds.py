@@ -121,10 +121,6 @@ class DeviceRounds:
         self.layout = Layout(budget, depth)
         self._constants = {"NODE_BUDGET": budget, "MAX_DEPTH": depth}
         nodes = budget + 1
-        decoding.cache.reserve(len(decoding.prompt_ids) + settings.max_new_tokens + nodes)
-        if self._drafter:
-            block = self._drafter.config.block_size
-            self._drafter.reserve(len(decoding.prompt_ids) + settings.max_new_tokens + block)
 
         def integers(*shape: int) -> DeviceArray:
             return backend.empty(shape, INT32)
@@ -145,6 +141,7 @@ class DeviceRounds:
             for array, value in ((self._num_nodes, 1), (self._parents, -1), (self._depths, 0), (self._ranks, 0)):
                 backend.device.write(array, np.array([value], dtype=np.int32))
         self._read_rounds = 0
+        self._caches: list[DeviceArray] = []
         self._round_graph: Any = None
         self._decode_graph: Any = None
 
@@ -177,14 +174,37 @@ class DeviceRounds:
     def reset(self) -> None:
         """Tell the device where the decoding stands; after a prefill, or when the host undid a round."""
         decoding, device = self._decoding, self._backend.device
+        self._make_room()
         emitted = np.array(decoding.token_ids, dtype=np.int32)
         state = [decoding.cache.prefix_len, decoding.root_id, len(emitted), 0, 0]
         device.write(self._state, np.array(state, dtype=np.int32))
         self._mailbox.host[: MAILBOX_IDS + len(emitted)] = [0, len(emitted), *emitted]
         self._read_rounds = 0
 
+    def _make_room(self) -> None:
+        """Grow the caches to the decoding's end; graphs that write others than these are forgotten."""
+        decoding = self._decoding
+        length = len(decoding.prompt_ids) + decoding.settings.max_new_tokens
+        decoding.cache.reserve(length + self.layout.node_budget + 1)
+        caches = [decoding.cache.rows]
+        if self._drafter is not None:
+            self._drafter.reserve(length + self._drafter.config.block_size)
+            caches += self._drafter.context_rows
+        if [id(array) for array in caches] != [id(array) for array in self._caches]:
+            self._caches = caches
+            self._round_graph = self._decode_graph = None
+
+    def _check_drafter(self) -> None:
+        drafter, cache = self._drafter, self._decoding.cache
+        if drafter is not None and drafter.context_len != cache.prefix_len:
+            raise DrafterError(
+                f"{drafter!r} has seen {drafter.context_len} committed rows but the cache holds "
+                f"{cache.prefix_len}: another decoding uses it; load a drafter for each."
+            )
+
     def round(self) -> RoundTrace:
         """One round, replayed from a graph where the device has them."""
+        self._check_drafter()
         if self._round_graph is None:
             self._round_graph = self._graph(repeat=False)
         self._round_graph.launch()
@@ -192,6 +212,7 @@ class DeviceRounds:
 
     def decode(self) -> Iterator[Sequence[int]]:
         """All rounds in one go, until a stop id or the length; yields new token ids as they come."""
+        self._check_drafter()
         if self._decode_graph is None:
             self._decode_graph = self._graph(repeat=True)
         known = len(self._decoding.token_ids)

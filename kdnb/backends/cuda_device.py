@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from kdnb.arrays import HostArray
+from kdnb.backends.blas import WORKSPACE_BYTES, Blas
 from kdnb.backends.device import DeviceArray, Mailbox, as_scalar
-from kdnb.errors import BackendUnavailable, CapacityError
+from kdnb.errors import BackendUnavailable, CapacityError, KernelError
 from kdnb.kernels.disk_cache import DiskCache
 from kdnb.kernels.nvrtc import Cubin, compile_cubin
 from kdnb.kernels.source import Constant, KernelSource, Kind
@@ -132,6 +133,9 @@ class CudaDevice:
         self._configs: dict[tuple[Any, ...], Any] = {}
         self._widest: dict[int, int] = {}  # dynamic shared memory that a kernel was allowed
         self.lock = threading.RLock()
+        self._blas: Blas | None = None
+        if Blas.is_installed():
+            self._blas = Blas(self.allocate(WORKSPACE_BYTES, "cuBLAS"))
 
     def __repr__(self) -> str:
         return f"CudaDevice({self._device.name}, {self.arch})"
@@ -160,7 +164,7 @@ class CudaDevice:
         host = np.empty(array.shape, dtype=array.dtype)
         if host.size:
             _check(driver.cuMemcpyDtoHAsync(host.ctypes.data, array.pointer, host.nbytes, self.stream.handle))
-        self.stream.sync()
+        self.sync()
         return host
 
     def copy(self, to: DeviceArray, source: DeviceArray) -> None:
@@ -203,14 +207,28 @@ class CudaDevice:
             values = [as_scalar(kind, value, entry) for kind, value in zip(kinds, arguments, strict=True)]
             launch(self.target, self._configs[shape], kernel, *values)
 
+    def linear(self, x: DeviceArray, weight: DeviceArray, y: DeviceArray) -> bool:
+        if self._blas is None:
+            return False
+        with self.lock:
+            self.enter()
+            self._blas.linear(int(self.handle), x, weight, y)
+        return True
+
     def cubin(self, name: str, constants: Mapping[str, Constant]) -> Cubin:
         """The compiled source of a kernel: its registers, shared memory, SASS."""
         return self._module(name, constants)[0]
 
     def sync(self) -> None:
-        """Wait for all work."""
+        """Wait for all work.
+
+        Raises:
+            KernelError: if a kernel failed; the GPU can then not be used by this process any more.
+        """
+        from cuda.bindings import driver
+
         self.enter()
-        self.stream.sync()
+        _check(driver.cuStreamSynchronize(self.stream.handle))
 
     @property
     def handle(self) -> Any:
@@ -218,11 +236,10 @@ class CudaDevice:
         return self.stream.handle if self.target is self.stream else self.target.stream.handle
 
     def mailbox(self, count: int) -> Mailbox:
-        from cuda.core import PinnedMemoryResource
+        from cuda.core import LegacyPinnedMemoryResource
 
         self.enter()
-        buffer = PinnedMemoryResource().allocate(4 * count, stream=self.stream)
-        self.stream.sync()
+        buffer = LegacyPinnedMemoryResource().allocate(4 * count)  # the pooled kind is not mapped for kernels
         host = np.frombuffer((ctypes.c_char * (4 * count)).from_address(int(buffer.handle)), dtype=np.int32)
         host[:] = 0
         return Mailbox(host, DeviceArray((count,), host.dtype, _Pinned(buffer)), buffer)
@@ -240,7 +257,7 @@ class CudaDevice:
             self.enter()
             step(0)  # loads kernels and fills the pool: neither may happen during a capture
             reset()
-            self.stream.sync()
+            self.sync()
             builder = self._device.create_graph_builder().begin_building()
             with self._on(builder):
                 if repeat:
@@ -387,4 +404,7 @@ def _free_bytes() -> int:
 def _check(result: tuple[Any, ...]) -> None:
     error = result[0]
     if int(error):
-        raise RuntimeError(f"CUDA: {error.name} ({int(error)})")
+        raise KernelError(
+            f"the GPU reports {error.name} ({int(error)}): a kernel or a copy before this point failed, and this "
+            "process cannot use the GPU any more. Restart it; compute-sanitizer names the kernel."
+        )

@@ -120,6 +120,9 @@ class Device(Protocol):
             shared: Bytes of dynamic shared memory.
         """
 
+    def linear(self, x: DeviceArray, weight: DeviceArray, y: DeviceArray) -> bool:
+        """A library's matrix product, kdnb.reference.linear; False where there is no library."""
+
     def mailbox(self, count: int) -> Mailbox:
         """Integers that both sides see, cleared."""
 

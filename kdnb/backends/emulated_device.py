@@ -141,6 +141,9 @@ class EmulatedDevice:
             if overrun:
                 raise KernelError(f"{name}.cu: {entry} wrote {overrun} of its argument {at}, {value!r}.")
 
+    def linear(self, x: DeviceArray, weight: DeviceArray, y: DeviceArray) -> bool:
+        return False  # what runs here is kdnb's own kernel
+
     def mailbox(self, count: int) -> Mailbox:
         memory = self.allocate(4 * count, "a mailbox")
         memory.values[:] = 0

@@ -202,6 +202,11 @@ class DFlash:
         drafted = b.take_rows(x, self._drafted_rows)  # row 0 is the root's own
         return self._target.lm_head(drafted)
 
+    @property
+    def context_rows(self) -> list[Array]:
+        """The arrays of keys and values of all layers."""
+        return [array for cache in self._cache for array in (cache.keys, cache.values)]
+
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows of context and block in all."""
         for cache in self._cache:
