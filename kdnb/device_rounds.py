@@ -1,6 +1,6 @@
 """Rounds that stay on the device: draft, build, verify, accept and compact without a word of the host."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from kdnb.arrays import HostArray, Int32
 from kdnb.backends.device import DeviceArray
-from kdnb.backends.kernel_backend import FLOAT32, INT32, UINT64, KernelBackend
+from kdnb.backends.device_tree import DeviceTree, tree_workspace
+from kdnb.backends.kernel_backend import INT32, KernelBackend
 from kdnb.drafters.dflash import DFlash
 from kdnb.errors import DrafterError, ShapeError
 from kdnb.policies import Chain, DDTree
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 
 MAX_NODE_BUDGET = 1024  # of tree_build.cu
 MAX_DEPTH = 32
-SHARED_LIMIT = 90 << 10  # of tree_build.cu, so that every GPU since sm_80 has it
 HEADER = 8  # words of a record before its arrays
 INTACT = 0x7FFFFFFF  # in a record: no logit is broken
-FLOAT64 = np.dtype(np.float64)
 MAILBOX_IDS = 2  # where the emitted ids begin, behind stop_requested and num_emitted
 
 
@@ -127,21 +126,18 @@ class DeviceRounds:
 
         self._state = integers(5)
         self._prefix_len, self._root = self._state.view((1,)), self._state.view((1,), 1)
-        self._num_nodes, self._num_kept, self._bonus = integers(1), integers(1), integers(1)
-        self._token_ids, self._parents, self._depths = integers(nodes), integers(nodes), integers(nodes)
-        self._positions, self._ranks = integers(nodes), integers(nodes)
-        self._scores, self._log_probs = backend.zeros_of((nodes,), FLOAT64), backend.zeros_of((nodes,), FLOAT32)
-        self._words = backend.empty((nodes, -(-nodes // 64)), UINT64)
+        self._num_kept, self._bonus = integers(1), integers(1)
+        self._tree = DeviceTree.empty(backend, nodes)
         self._accepted = integers(depth + 1)
         self._stop_ids = backend.put(np.array(sorted(decoding.stop_ids), dtype=np.int32))
         self._records = integers(settings.max_new_tokens, self.layout.num_words)
         self._mailbox = backend.device.mailbox(MAILBOX_IDS + settings.max_new_tokens)
-        self._workspace = backend.empty((max(1, 16 * budget + 14 * depth * budget),), np.dtype(np.uint8))
-        if self._drafter is None:  # a tree of the root alone, in every round
-            for array, value in ((self._num_nodes, 1), (self._parents, -1), (self._depths, 0), (self._ranks, 0)):
-                backend.device.write(array, np.array([value], dtype=np.int32))
+        self._workspace = backend.empty((tree_workspace(budget, depth),), np.dtype(np.uint8))
+        if self._drafter is None:
+            self._tree.set_root_only(backend)
         self._read_rounds = 0
         self._caches: list[DeviceArray] = []
+        self._draft_tops: DeviceArray | None = None
         self._round_graph: Any = None
         self._decode_graph: Any = None
 
@@ -261,69 +257,93 @@ class DeviceRounds:
 
     def _step(self, condition: int = 0) -> None:
         """The launches of one round."""
-        b, drafter = self._backend, self._drafter
-        draft_tops, num_draft_tops = None, 0
-        if drafter is None:
-            b.launch("decode_round", "draft_block", (1,), [self._state, 0, self._token_ids, self._positions],
-                     self._constants, block=1)
-            visible = None
-        else:
-            draft_tops, num_draft_tops = self._draft(drafter), drafter.max_depth
-            visible = self._words
-        watch = Watch(b, () if drafter is None else drafter.tap_names, self._target.known_taps, None)
-        window = _Window(self._decoding.cache.rows, self._prefix_len)
-        logits = self._target.run_rows(self._token_ids, window, self._positions, visible, watch)
-        next_ids, gaps, tops = self._choose(logits)
-        arguments = [self._token_ids, self._parents, next_ids, self._num_nodes, self._accepted, self._num_kept,
-                     self._bonus]
-        b.launch("tree_accept", "tree_accept", (1,), arguments, self._constants, block=256)
-        if drafter is not None:
-            b.compact(self._decoding.cache.rows, self._prefix_len, self._accepted, self._num_kept)
-            self._extend(drafter, watch)
-        stop_ids = self._stop_ids
-        arguments = [self._state, stop_ids, len(stop_ids), self._decoding.settings.max_new_tokens, self._num_nodes,
-                     self._token_ids, self._parents, self._ranks, next_ids, self._accepted, self._num_kept,
-                     self._bonus, self._scores, self._log_probs, gaps, tops, draft_tops, num_draft_tops,
-                     self._mailbox.array, self._records, condition]
-        b.launch("decode_round", "finish_round", (1,), arguments, self._constants, block=256)
+        for stage in self.stages().values():
+            stage()
+        self._finish(condition)
 
-    def _draft(self, drafter: DFlash) -> DeviceArray:
-        """The block's marginals and the tree of them; the largest logit of every depth."""
-        b, block = self._backend, drafter.config.block_size
+    def stages(self) -> dict[str, Callable[[], None]]:
+        """The parts of a round, in order, each a call that issues its launches."""
+        return {
+            "draft": self._draft,
+            "build": self._build,
+            "verify": self._verify,
+            "accept": self._accept,
+            "compact": self._compact,
+        }
+
+    def _draft(self) -> None:
+        b, drafter = self._backend, self._drafter
+        if drafter is None:  # the root is the whole tree: its id and position
+            arguments = [self._state, 0, self._tree.token_ids, self._tree.positions]
+            b.launch("decode_round", "draft_block", (1,), arguments, self._constants, block=1)
+            return
+        block = drafter.config.block_size
         token_ids, positions = b.empty((block,), INT32), b.empty((block,), INT32)
         arguments = [self._state, drafter.config.mask_token_id, token_ids, positions]
         b.launch("decode_round", "draft_block", (1,), arguments, self._constants, block=block)
-        logits = drafter.block_logits(token_ids, positions, self._prefix_len)
-        ids, log_probs, tops = b.top_k(logits, self._k)
-        budget, depth = self.layout.node_budget, self.layout.max_depth
-        sort_size = _sort_size(budget, self._k)
-        rest = 16 * budget + 14 * depth * budget
-        in_shared = 12 * sort_size + rest <= SHARED_LIMIT
-        constants = {**self._constants, "K": self._k, "SORT_SIZE": sort_size, "IN_SHARED": in_shared}
-        arguments = [ids, log_probs, self._root, self._prefix_len, self._token_ids, self._parents, self._depths,
-                     self._positions, self._ranks, self._scores, self._log_probs, self._words, self._num_nodes,
-                     self._workspace]
-        b.launch("tree_build", "tree_build", (1,), arguments, constants, block=min(1024, max(32, sort_size)),
-                 shared=12 * sort_size + (rest if in_shared else 0))
-        return tops
+        self._draft_logits = drafter.block_logits(token_ids, positions, self._prefix_len)
+
+    def _build(self) -> None:
+        if self._drafter is None:
+            return
+        b = self._backend
+        ids, log_probs, self._draft_tops = b.top_k(self._draft_logits, self._k)
+        b.tree_build(
+            ids,
+            log_probs,
+            self._root,
+            self._prefix_len,
+            self._tree,
+            self._workspace,
+            node_budget=self.layout.node_budget,
+        )
+
+    def _verify(self) -> None:
+        tap_names = () if self._drafter is None else self._drafter.tap_names
+        watch = Watch(self._backend, tap_names, self._target.known_taps, None)
+        window = _Window(self._decoding.cache.rows, self._prefix_len)
+        visible = None if self._drafter is None else self._tree.visible
+        logits = self._target.run_rows(self._tree.token_ids, window, self._tree.positions, visible, watch)
+        self._logits, self._taps = logits, watch.recorded
+
+    def _accept(self) -> None:
+        b, tree = self._backend, self._tree
+        self._next_ids, self._gaps, self._tops = self._choose(self._logits)
+        arguments = [tree.token_ids, tree.parents, self._next_ids, tree.num_nodes]
+        arguments += [self._accepted, self._num_kept, self._bonus]
+        b.launch("tree_accept", "tree_accept", (1,), arguments, self._constants, block=256)
+
+    def _compact(self) -> None:
+        """Gather the kept cache rows, and hand the drafter their features.
+
+        Features behind the last kept row come along: what they write is written over later.
+        """
+        b, drafter = self._backend, self._drafter
+        if drafter is None:
+            return
+        b.compact(self._decoding.cache.rows, self._prefix_len, self._accepted, self._num_kept)
+        rows = self.layout.max_depth + 1
+        positions = b.empty((rows,), INT32)
+        b.launch(
+            "decode_round", "kept_positions", (1,), [self._state, positions], self._constants, block=rows
+        )
+        taps = [b.take_rows(self._taps[name], self._accepted) for name in drafter.tap_names]
+        drafter.extend(taps, positions, self._prefix_len)
+
+    def _finish(self, condition: int) -> None:
+        tree, settings = self._tree, self._decoding.settings
+        arguments: list[Any] = [self._state, self._stop_ids, len(self._stop_ids), settings.max_new_tokens]
+        arguments += [tree.num_nodes, tree.token_ids, tree.parents, tree.ranks, self._next_ids]
+        arguments += [self._accepted, self._num_kept, self._bonus, tree.scores, tree.log_probs]
+        arguments += [self._gaps, self._tops, self._draft_tops, self.layout.max_depth]
+        arguments += [self._mailbox.array, self._records, condition]
+        self._backend.launch("decode_round", "finish_round", (1,), arguments, self._constants, block=256)
 
     def _choose(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """The target's token after every node, by how much it won, the largest logit."""
         rule, settings = self._decoding.rule, self._decoding.settings
         if isinstance(rule, SampleAndWalk):
-            return self._backend.sample(logits, self._depths, self._prefix_len, settings.seed, rule.temperature)
+            return self._backend.sample(
+                logits, self._tree.depths, self._prefix_len, settings.seed, rule.temperature
+            )
         return self._backend.argmax(logits)
-
-    def _extend(self, drafter: DFlash, watch: Watch) -> None:
-        """Hand the drafter the features of the kept rows; what lies behind the last is written over later."""
-        b, rows = self._backend, self.layout.max_depth + 1
-        positions = b.empty((rows,), INT32)
-        b.launch("decode_round", "kept_positions", (1,), [self._state, positions], self._constants, block=rows)
-        taps = [b.take_rows(watch.recorded[name], self._accepted) for name in drafter.tap_names]
-        drafter.extend(taps, positions, self._prefix_len)
-
-
-def _sort_size(budget: int, k: int) -> int:
-    """Candidates of one depth at the most, as a power of two; see tree_build.cu."""
-    pairs = sum(min(k, budget // (i + 1)) for i in range(budget))
-    return 1 << max(1, (pairs - 1).bit_length())

@@ -44,7 +44,7 @@ class Blas:
         return True
 
     def linear(self, stream: int, x: DeviceArray, weight: DeviceArray, y: DeviceArray) -> None:
-        """y [rows, outs] = x [rows, columns] times weight [outs, columns] transposed."""
+        """Y [rows, outs] = x [rows, columns] times weight [outs, columns] transposed."""
         rows, columns = x.shape
         outs = weight.shape[0]
         self._use(stream)
@@ -83,4 +83,3 @@ class Blas:
         handle: Any = getattr(self, "_handle", None)
         if handle is not None:
             self._cublas.destroy(handle)
-

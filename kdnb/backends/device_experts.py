@@ -49,7 +49,9 @@ def upload_experts(backend: "KernelBackend", stored: Sequence[ExpertTensors]) ->
         if all(dtype == ml_dtypes.bfloat16 for dtype in scales):
             scale_dtype = np.dtype(ml_dtypes.bfloat16)
     upload = _upload_packed if group else _upload_plain
-    parts = {part: upload(backend, [getattr(expert, part) for expert in stored], scale_dtype) for part in PARTS}
+    parts = {
+        part: upload(backend, [getattr(expert, part) for expert in stored], scale_dtype) for part in PARTS
+    }
     constants: dict[str, Constant] = {
         "IS_PACKED": bool(group),
         "GROUP": group or 4,
@@ -91,9 +93,9 @@ def _upload_packed(
 def _upload_plain(backend: "KernelBackend", stored: Sequence[StoredTensor], _: "np.dtype[Any]") -> Part:
     values = backend.empty((len(stored), *stored[0].shape))
     for expert, tensor in enumerate(stored):
-        matrix = tensor.read(np.float32)
+        matrix = tensor.read(backend.real)
         check_finite(tensor, matrix)
-        _write(backend, values, expert, matrix.astype(backend.real, copy=False))
+        _write(backend, values, expert, matrix)
         tensor.release()
     return values, None
 

@@ -80,7 +80,9 @@ class EmulatedDevice:
         self._sanitize = sanitize
         self._cache = cache or DiskCache()
         self._bodies = dict(bodies or {})
-        self._loaded: dict[tuple[str, tuple[tuple[str, Constant], ...]], tuple[KernelSource, ctypes.CDLL]] = {}
+        self._loaded: dict[
+            tuple[str, tuple[tuple[str, Constant], ...]], tuple[KernelSource, ctypes.CDLL]
+        ] = {}
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -164,9 +166,7 @@ class EmulatedDevice:
         assert isinstance(array.memory, HostMemory)
         return array.memory.values[array.offset : array.offset + array.num_bytes]
 
-    def _library(
-        self, name: str, constants: Mapping[str, Constant]
-    ) -> tuple[KernelSource, ctypes.CDLL]:
+    def _library(self, name: str, constants: Mapping[str, Constant]) -> tuple[KernelSource, ctypes.CDLL]:
         key = (name, tuple(sorted(constants.items())))
         if key not in self._loaded:
             source = KernelSource.of(name, constants, self._bodies.get(name))

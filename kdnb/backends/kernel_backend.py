@@ -14,6 +14,7 @@ from kdnb.arrays import Bool, Float32, HostArray, Int32, pack_visible
 from kdnb.backends.base import ExpertTensors
 from kdnb.backends.device import Device, DeviceArray, Replay
 from kdnb.backends.device_experts import DeviceExperts, upload_experts
+from kdnb.backends.device_tree import SHARED_LIMIT, DeviceTree, sort_size, tree_workspace
 from kdnb.backends.weight_store import check_finite
 from kdnb.checkpoint import StoredTensor
 from kdnb.errors import ConfigError, ShapeError
@@ -94,7 +95,9 @@ class KernelBackend:
         dtype = self.real if dtype is None else dtype
         sizes = tuple(int(size) for size in shape)
         num_bytes = max(1, prod(sizes)) * dtype.itemsize
-        return DeviceArray(sizes, dtype, self.device.allocate(num_bytes, f"an array {list(sizes)} of {dtype}"))
+        return DeviceArray(
+            sizes, dtype, self.device.allocate(num_bytes, f"an array {list(sizes)} of {dtype}")
+        )
 
     def put(self, host: HostArray, dtype: "np.dtype[Any] | None" = None) -> DeviceArray:
         """A host array on the device, in its own dtype or another."""
@@ -123,21 +126,26 @@ class KernelBackend:
 
     def weight(self, stored: StoredTensor) -> DeviceArray:
         """Matrices in the backend's dtype, vectors (norms, biases) in float32."""
-        values = stored.read(np.float32)
+        dtype = self.real if len(stored.shape) == 2 else FLOAT32
+        values = stored.read(dtype)
         check_finite(stored, values)
-        array = self.put(values, self.real if len(stored.shape) == 2 else FLOAT32)
+        array = self.put(values, dtype)
         stored.release()
         return array
 
     def experts(self, stored: Sequence[ExpertTensors]) -> DeviceExperts:
         if len(stored) > MAX_EXPERTS:
-            raise ConfigError(f"a layer has {len(stored)} experts; the {self.name} backend runs {MAX_EXPERTS}.")
+            raise ConfigError(
+                f"a layer has {len(stored)} experts; the {self.name} backend runs {MAX_EXPERTS}."
+            )
         return upload_experts(self, stored)
 
     def take_rows(self, x: DeviceArray, rows: HostArray | DeviceArray) -> DeviceArray:
         indices = self._indices(rows)
         out = self.empty((len(indices), *x.shape[1:]), x.dtype)
-        values = prod(x.shape[1:]) * x.dtype.itemsize // self.real.itemsize  # float32 rows move as pairs of bf16
+        values = (
+            prod(x.shape[1:]) * x.dtype.itemsize // self.real.itemsize
+        )  # float32 rows move as pairs of bf16
         self.launch("rows", "take_rows", (len(indices),), [x, indices, out, values])
         return out
 
@@ -242,7 +250,11 @@ class KernelBackend:
     def argmax(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """Per row on the device: the best token, by how much it won, the largest logit."""
         rows, vocab_size = logits.shape
-        ids, gaps, tops = self.empty((rows,), INT32), self.empty((rows,), FLOAT32), self.empty((rows,), FLOAT32)
+        ids, gaps, tops = (
+            self.empty((rows,), INT32),
+            self.empty((rows,), FLOAT32),
+            self.empty((rows,), FLOAT32),
+        )
         arguments = [logits, ids, gaps, tops, vocab_size]
         self.launch("top_k", "argmax", (rows,), arguments, block=_threads_for(vocab_size // 4))
         return ids, gaps, tops
@@ -257,11 +269,50 @@ class KernelBackend:
     ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """As `argmax`, of logits / temperature plus the noise of (seed, position, token id)."""
         rows, vocab_size = logits.shape
-        ids, gaps, tops = self.empty((rows,), INT32), self.empty((rows,), FLOAT32), self.empty((rows,), FLOAT32)
+        ids, gaps, tops = (
+            self.empty((rows,), INT32),
+            self.empty((rows,), FLOAT32),
+            self.empty((rows,), FLOAT32),
+        )
         signed = int(np.uint64(seed).astype(np.int64))
         arguments = [logits, depths, prefix_len, signed, temperature, ids, gaps, tops, vocab_size]
         self.launch("sample_token", "sample_token", (rows,), arguments, block=_threads_for(vocab_size // 4))
         return ids, gaps, tops
+
+    def tree_build(
+        self,
+        top_ids: DeviceArray,
+        top_log_probs: DeviceArray,
+        root_id: DeviceArray,
+        prefix_len: DeviceArray,
+        tree: DeviceTree,
+        workspace: DeviceArray,
+        *,
+        node_budget: int,
+    ) -> None:
+        """kdnb.reference.tree_build into `tree`; `workspace` has tree_workspace() bytes."""
+        max_depth, k = top_ids.shape
+        size = sort_size(node_budget, k)
+        rest = tree_workspace(node_budget, max_depth)
+        in_shared = 12 * size + rest <= SHARED_LIMIT
+        constants = {
+            "NODE_BUDGET": node_budget,
+            "MAX_DEPTH": max_depth,
+            "K": k,
+            "SORT_SIZE": size,
+            "IN_SHARED": in_shared,
+        }
+        arguments = [top_ids, top_log_probs, root_id, prefix_len, tree.token_ids, tree.parents, tree.depths]
+        arguments += [tree.positions, tree.ranks, tree.scores, tree.log_probs, tree.visible, tree.num_nodes]
+        self.launch(
+            "tree_build",
+            "tree_build",
+            (1,),
+            [*arguments, workspace],
+            constants,
+            block=min(1024, max(32, size)),
+            shared=12 * size + (rest if in_shared else 0),
+        )
 
     def all_reduce(self, x: DeviceArray) -> DeviceArray:
         return x

@@ -18,7 +18,12 @@ from kdnb.kernels.source import CUDA_SRC, KernelSource
 ABI = 1
 # contraction would make fused products of a kernel's sums; a GPU does so too, but not for the same ones
 FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-w")
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
+SANITIZERS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+    "-g",
+)
 
 
 def load_library(source: KernelSource, cache: DiskCache, *, sanitize: bool = False) -> ctypes.CDLL:

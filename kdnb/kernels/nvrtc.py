@@ -111,7 +111,9 @@ def nvrtc_version() -> tuple[int, int]:
             "pip install cuda-python nvidia-cuda-nvrtc (the extra kdnb[kernels])."
         ) from None
     if int(error):
-        raise BackendUnavailable(f"NVRTC gives error {int(error)} for its version; reinstall nvidia-cuda-nvrtc.")
+        raise BackendUnavailable(
+            f"NVRTC gives error {int(error)} for its version; reinstall nvidia-cuda-nvrtc."
+        )
     return int(major), int(minor)
 
 
@@ -134,7 +136,9 @@ def _compile(source: KernelSource, arch: str) -> tuple[bytes, dict[str, Any]]:
             f"NVRTC {'.'.join(map(str, nvrtc_version()))} does not compile for {arch}; it knows compute "
             f"capability {known}. Install another version of nvidia-cuda-nvrtc."
         )
-    options = ProgramOptions(name=f"{source.name}.cu", arch=arch, std="c++17", ptxas_options=["-v", "-warn-spills"])
+    options = ProgramOptions(
+        name=f"{source.name}.cu", arch=arch, std="c++17", ptxas_options=["-v", "-warn-spills"]
+    )
     log = io.StringIO()
     try:
         code = Program(source.text, "c++", options).compile("cubin", logs=log).code
@@ -184,7 +188,9 @@ def disassemble(code: bytes) -> str:
         path.write_bytes(code)
         import os
 
-        search = os.pathsep.join([str(Path(p).parent) for p in (disassembler, tool) if p] + [os.environ["PATH"]])
+        search = os.pathsep.join(
+            [str(Path(p).parent) for p in (disassembler, tool) if p] + [os.environ["PATH"]]
+        )
         done = subprocess.run(
             [tool, "-sass", str(path)], capture_output=True, text=True, env={**os.environ, "PATH": search}
         )
