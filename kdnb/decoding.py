@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -59,7 +59,7 @@ class Decoding:
             len(self.prompt_ids) + choices.max_new_tokens + min(choices.node_budget, FIRST_WINDOW) + 1
         )
         self._unfinished = False  # whether a prefill or round began and did not end
-        self._device_rounds = None if DeviceRounds.why_not(self) else DeviceRounds(self)
+        self.device_rounds = None if DeviceRounds.why_not(self) else DeviceRounds(self)
         self._device_is_behind = True  # the device has yet to be told where the decoding stands
 
     def __iter__(self) -> Iterator[RoundTrace]:
@@ -82,12 +82,12 @@ class Decoding:
         """All that is left, the prompt included; a device that can runs it as one graph."""
         if self.prefill_us is None:
             self.prefill()
-        if self._device_rounds is None:
+        if self.device_rounds is None:
             while self.stop_reason is None:
                 self.round()
         elif self.stop_reason is None:
             with self._arithmetic():
-                self._run_all_on_device(self._device_rounds)
+                self._run_all_on_device(self.device_rounds)
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         return self.target.backend.row_by_row() if self.settings.deterministic else nullcontext()
@@ -133,8 +133,8 @@ class Decoding:
         if self._unfinished:
             self._undo()
         self._unfinished = True
-        if self._device_rounds is not None:
-            return self._round_on_device(self._device_rounds)
+        if self.device_rounds is not None:
+            return self._round_on_device(self.device_rounds)
         clock = _StageClock()
         prefix_len = self.cache.prefix_len
         noise = Noise(self.settings.seed, prefix_len)
@@ -190,8 +190,7 @@ class Decoding:
     def _round_on_device(self, device: DeviceRounds) -> RoundTrace:
         began = time.perf_counter()
         self._tell_device(device)
-        trace = device.round()
-        trace.times_us["round"] = (time.perf_counter() - began) * 1e6
+        trace = replace(device.round(), times_us={"round": (time.perf_counter() - began) * 1e6})
         self._emit(trace.emitted.tolist())
         self.rounds.append(trace)
         self._unfinished = False

@@ -45,7 +45,7 @@ class Layout:
         """Words of one record."""
         return HEADER + self.max_depth + 1 + 7 * (self.node_budget + 1)
 
-    def trace(self, record: Int32, times_us: dict[str, float]) -> RoundTrace:
+    def trace(self, record: Int32) -> RoundTrace:
         """A record as a round's trace.
 
         Raises:
@@ -82,7 +82,6 @@ class Layout:
             accepted=accepted,
             bonus_id=bonus_id,
             emitted=np.append(path, np.int32(bonus_id))[:num_emitted].astype(np.int32),
-            times_us=times_us,
             min_gap=gap if np.isfinite(gap) else None,
         )
 
@@ -239,7 +238,7 @@ class DeviceRounds:
         part = self._records.view((count, words), self._read_rounds * words)
         records: HostArray = self._backend.device.read(part)
         self._read_rounds += count
-        traces = [self.layout.trace(record, {}) for record in records]
+        traces = [self.layout.trace(record) for record in records]
         if count:
             prefix_len = int(records[-1][0] + records[-1][2])
             self._decoding.cache.advance_to(prefix_len)
