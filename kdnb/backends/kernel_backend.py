@@ -27,7 +27,8 @@ FLOAT32, INT32, UINT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.u
 THREADS = 128
 TILE_OUTS, TILE_ROWS = 32, 8  # of gemm_tile.cuh
 QUERY_COLUMNS = 64  # of mla_query.cu
-HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 512  # of verify_attention.cu
+HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 128  # of verify_attention.cu
+LIBRARY_SIZE = 1 << 18  # of a weight from which on cuBLAS is faster than the plain kernel
 PARTIAL_BYTES = 256 << 20  # of splits' results at once: wide prefill goes in parts
 MAX_TOP_K = 8192
 MAX_EXPERTS = 1024
@@ -195,7 +196,8 @@ class KernelBackend:
     def rms_norm(self, x: DeviceArray, weight: DeviceArray, eps: float) -> DeviceArray:
         y = self.empty(x.shape)
         size = x.shape[-1]
-        self.launch("rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], shared=4 * size)
+        block = _threads_for(size // 4)
+        self.launch("rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], block=block, shared=4 * size)
         return y
 
     def add_rms_norm(
@@ -204,12 +206,14 @@ class KernelBackend:
         total, y = self.empty(x.shape), self.empty(x.shape)
         size = x.shape[-1]
         arguments = [x, delta, weight, total, y, size, eps]
-        self.launch("rms_norm", "add_rms_norm", (len(x),), arguments, shared=4 * size)
+        block = _threads_for(size // 4)
+        self.launch("rms_norm", "add_rms_norm", (len(x),), arguments, block=block, shared=4 * size)
         return total, y
 
     def add(self, x: DeviceArray, y: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self.launch("rms_norm", "add", (len(x),), [x, y, out, prod(x.shape[1:])])
+        size = prod(x.shape)
+        self.launch("rms_norm", "add", (-(-size // 256),), [x, y, out, size], block=256)
         return out
 
     def mlp(self, x: DeviceArray, gate: DeviceArray, up: DeviceArray, down: DeviceArray) -> DeviceArray:
@@ -395,7 +399,8 @@ class KernelBackend:
         stats = self.empty((step, heads, splits, 2), FLOAT32)
         keys, length = self._layer(cache, layer), self._length(prefix_len)
         words = 0 if mask is None else mask.shape[1]
-        shared = 4 * (HEAD_GROUP * width + KEY_TILE * (width | 1))
+        quads = -(-width // 4)
+        shared = 16 * (HEAD_GROUP * quads + KEY_TILE * (quads | 1))
         for first in range(0, rows, step):
             count = min(step, rows - first)
             self.launch(
@@ -466,7 +471,8 @@ class KernelBackend:
         grid = (-(-hidden_size // TILE_OUTS), most_items)
         self.launch("experts", "experts_down", grid, arguments, experts.constants)
         out = self.empty((rows, hidden_size))
-        self.launch("experts", "combine_experts", (rows,), [of_slots, out, k, hidden_size], experts.constants)
+        grid = (-(-hidden_size // THREADS), rows)
+        self.launch("experts", "combine_experts", grid, [of_slots, out, k, hidden_size], experts.constants)
         return out
 
     def compact(
@@ -563,7 +569,8 @@ class KernelBackend:
         rows, columns = x.shape
         outs = weight.shape[0]
         y = self.empty((rows, outs), dtype)
-        if bias is None and not self.deterministic and self.device.linear(x, weight, y):
+        worthwhile = outs * columns >= LIBRARY_SIZE and bias is None and not self.deterministic
+        if worthwhile and self.device.linear(x, weight, y):
             return y
         self.launch(
             "linear",

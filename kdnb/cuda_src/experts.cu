@@ -6,7 +6,7 @@
 // Stages   plan_experts     one block of 1,024: which slots (row, k) each expert has, cut into items of 8
 //          experts_hidden   (ceil(inner / 32), items): swiglu(gate x, up x) of every slot
 //          experts_down     (ceil(hidden / 32), items): down, times the slot's weight
-//          combine_experts  (rows): the sum over k, in routing order
+//          combine_experts  (ceil(hidden / 128), rows): the sum over k, in routing order
 // Shared   21 KB, static
 // Limits   experts to 1,024; packed: columns a multiple of 8, GROUP a multiple of 4
 // Twin     kdnb.reference.experts
@@ -56,12 +56,14 @@ struct Item {
 
 extern "C" __global__ void plan_experts(const int* topk_index, int num_slots, int num_experts, int* order,
                                         Item* items, int* num_items) {
-    __shared__ int slots_before[1024], items_before[1024];
+    __shared__ int count[1024], slots_before[1024], items_before[1024];
     const int expert = threadIdx.x;
-    int count = 0;
-    for (int slot = 0; slot < num_slots; slot++) count += topk_index[slot] == expert;
-    const int pieces = (count + TILE_ROWS - 1) / TILE_ROWS;
-    slots_before[expert] = count;
+    count[expert] = 0;
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < num_slots; slot += blockDim.x) atomicAdd(&count[topk_index[slot]], 1);
+    __syncthreads();
+    const int mine = count[expert], pieces = (mine + TILE_ROWS - 1) / TILE_ROWS;
+    slots_before[expert] = mine;
     items_before[expert] = pieces;
     __syncthreads();
     for (int by = 1; by < num_experts; by *= 2) {  // running sums
@@ -72,14 +74,15 @@ extern "C" __global__ void plan_experts(const int* topk_index, int num_slots, in
         items_before[expert] += items_of;
         __syncthreads();
     }
-    if (expert >= num_experts) return;
-    int next = slots_before[expert] - count, item = items_before[expert] - pieces;
+    const int first = slots_before[expert] - mine, item = items_before[expert] - pieces;
     if (expert == num_experts - 1) *num_items = items_before[expert];
     for (int i = 0; i < pieces; i++)
-        items[item + i] = {expert, next + i * TILE_ROWS, min(TILE_ROWS, count - i * TILE_ROWS)};
-    if (count)
-        for (int slot = 0; slot < num_slots; slot++)
-            if (topk_index[slot] == expert) order[next++] = slot;
+        items[item + i] = {expert, first + i * TILE_ROWS, min(TILE_ROWS, mine - i * TILE_ROWS)};
+    count[expert] = first;  // from here on: where the next slot goes
+    __syncthreads();
+    // slots of one expert stand in any order: no result depends on who shares an item
+    for (int slot = threadIdx.x; slot < num_slots; slot += blockDim.x)
+        order[atomicAdd(&count[topk_index[slot]], 1)] = slot;
 }
 
 struct SlotRows {  // the token's row of every slot
@@ -137,9 +140,9 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 extern "C" __global__ void combine_experts(const float* of_slots, Real* out, int top_k, int size) {
-    for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        float sum = 0.0f;
-        for (int k = 0; k < top_k; k++) sum += of_slots[(int64_t(blockIdx.x) * top_k + k) * size + i];
-        store(out + int64_t(blockIdx.x) * size + i, sum);
-    }
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    float sum = 0.0f;
+    for (int k = 0; k < top_k; k++) sum += of_slots[(int64_t(blockIdx.y) * top_k + k) * size + i];
+    store(out + int64_t(blockIdx.y) * size + i, sum);
 }

@@ -2,7 +2,7 @@
 //
 // 128 threads; thread t owns output t % 32 of rows t / 32 and t / 32 + 4. Weights and rows pass through shared
 // memory in steps of 128 columns, four columns per load, so that a warp reads one weight row's step at once.
-// An output's sum runs over the columns in the same order whatever the number of rows: its bits depend on its
+// The next step's values are on their way while one is computed. An output's sum runs over the columns in the same order whatever the number of rows: its bits depend on its
 // own row only.
 
 constexpr int TILE_ROWS = 8;
@@ -15,7 +15,7 @@ struct Pair {
     float low, high;  // sums of rows t / 32 and t / 32 + 4
 };
 
-struct TileMemory {
+struct __align__(16) TileMemory {
     float x[TILE_ROWS][TILE_STRIDE];
     float w[TILE_OUTS][TILE_STRIDE];
 };
@@ -55,33 +55,49 @@ struct PlainWeight {
 template <class X, class Rows, class Weight>
 __device__ __forceinline__ Pair gemm_tile(const Rows& rows, int num_rows, const Weight& weight, int first_out,
                                           int num_outs, int columns, TileMemory& memory) {
+    constexpr int ROW_LOADS = TILE_ROWS / 4, OUT_LOADS = TILE_OUTS / 4;
     const int t = threadIdx.x, quad = t % 32, group = t / 32;
     const bool aligned = columns % 4 == 0;
-    Pair sum = {0.0f, 0.0f};
-    for (int start = 0; start < columns; start += TILE_STEP) {
-        const int column = start + 4 * quad;
-        __syncthreads();
-        for (int row = group; row < TILE_ROWS; row += 4) {
-            float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (row < num_rows && column < columns)
-                load4_aligned(rows(row) + column, columns - column, aligned, v);
-            for (int i = 0; i < 4; i++) memory.x[row][4 * quad + i] = v[i];
+    float next_x[ROW_LOADS][4], next_w[OUT_LOADS][4];
+    const auto load = [&](int column) {
+#pragma unroll
+        for (int i = 0; i < OUT_LOADS; i++) {
+            const int out = first_out + group + 4 * i;
+            for (int j = 0; j < 4; j++) next_w[i][j] = 0.0f;
+            if (out < num_outs && column < columns) weight.load(out, column, next_w[i]);
         }
 #pragma unroll
-        for (int out = group; out < TILE_OUTS; out += 4) {
-            float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (first_out + out < num_outs && column < columns) weight.load(first_out + out, column, v);
-            for (int i = 0; i < 4; i++) memory.w[out][4 * quad + i] = v[i];
+        for (int i = 0; i < ROW_LOADS; i++) {
+            const int row = group + 4 * i;
+            for (int j = 0; j < 4; j++) next_x[i][j] = 0.0f;
+            if (row < num_rows && column < columns)
+                load4_aligned(rows(row) + column, columns - column, aligned, next_x[i]);
         }
+    };
+    Pair sum = {0.0f, 0.0f};
+    load(4 * quad);
+    for (int start = 0; start < columns; start += TILE_STEP) {
         __syncthreads();
-        const float* w = memory.w[quad];
-        const float *low = memory.x[group], *high = memory.x[group + 4];
+#pragma unroll
+        for (int i = 0; i < OUT_LOADS; i++)
+            for (int j = 0; j < 4; j++) memory.w[group + 4 * i][4 * quad + j] = next_w[i][j];
+#pragma unroll
+        for (int i = 0; i < ROW_LOADS; i++)
+            for (int j = 0; j < 4; j++) memory.x[group + 4 * i][4 * quad + j] = next_x[i][j];
+        __syncthreads();
+        load(start + TILE_STEP + 4 * quad);  // on its way while this step is computed
+        const float4* w = reinterpret_cast<const float4*>(memory.w[quad]);
+        const float4* low = reinterpret_cast<const float4*>(memory.x[group]);
+        const float4* high = reinterpret_cast<const float4*>(memory.x[group + 4]);
         Pair step = {0.0f, 0.0f};  // summed apart, then added: the rounding of long sums stays small
 #pragma unroll 8
-        for (int k = 0; k < TILE_STEP; k += 4) {
-            for (int i = 0; i < 4; i++) step.low += w[k + i] * low[k + i];
-            if (num_rows > 4)
-                for (int i = 0; i < 4; i++) step.high += w[k + i] * high[k + i];
+        for (int k = 0; k < TILE_STEP / 4; k++) {
+            const float4 a = w[k], b = low[k];
+            step.low += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+            if (num_rows > 4) {
+                const float4 c = high[k];
+                step.high += a.x * c.x + a.y * c.y + a.z * c.z + a.w * c.w;
+            }
         }
         sum.low += step.low;
         sum.high += step.high;

@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (column < KV_LORA_RANK) {
         const Real* w = kv_b + int64_t(head) * (NOPE_DIM + V_HEAD_DIM) * KV_LORA_RANK + column;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
+#pragma unroll 16
         for (int k = 0; k < NOPE_DIM; k++) {
             const float v = to_float(w[int64_t(k) * KV_LORA_RANK]);
             for (int r = 0; r < 4; r++) sum[r] += nope[group * 4 + r][k] * v;

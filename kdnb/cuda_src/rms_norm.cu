@@ -38,8 +38,8 @@ extern "C" __global__ void add_rms_norm(const Real* x, const Real* delta, const 
     norm_row(row, weight, y + at, size, eps, block_sum(sum));
 }
 
-extern "C" __global__ void add(const Real* x, const Real* y, Real* out, int size) {
-    const int64_t at = int64_t(blockIdx.x) * size;
-    for (int i = threadIdx.x; i < size; i += blockDim.x)
-        store(out + at + i, to_float(x[at + i]) + to_float(y[at + i]));
+// x + y, `size` values in all; grid (ceil(size / 256)), block 256.
+extern "C" __global__ void add(const Real* x, const Real* y, Real* out, int64_t size) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < size) store(out + i, to_float(x[i]) + to_float(y[i]));
 }

@@ -101,8 +101,7 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     levels.rank = levels.parent + LEVEL_NODES;
     levels.place = levels.rank + LEVEL_NODES;
     __shared__ int count[MAX_DEPTH];
-    __shared__ short first_of[NODE_BUDGET + 1];
-    __shared__ int total;
+    __shared__ short first_of[NODE_BUDGET];  // children of every parent, then their running sum
     const int t = threadIdx.x;
 
     int num_known = min(K, NODE_BUDGET);
@@ -130,27 +129,33 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
             first_of[i] = short(low);
         }
         __syncthreads();
-        if (t == 0) {  // running sum; parents without children end it early, mostly
-            int sum = 0;
-            for (int i = 0; i < num_parents; i++) {
-                const int children = first_of[i];
-                first_of[i] = short(sum);
-                sum += children;
-            }
-            first_of[num_parents] = short(sum);
-            total = sum;
+        for (int by = 1; by < num_parents; by *= 2) {  // running sum, up to and with parent i
+            int before[(NODE_BUDGET + 31) / 32];  // a thread has at most that many parents
+            int mine = 0;
+            for (int i = t; i < num_parents; i += blockDim.x) before[mine++] = i >= by ? first_of[i - by] : 0;
+            __syncthreads();
+            mine = 0;
+            for (int i = t; i < num_parents; i += blockDim.x) first_of[i] = short(first_of[i] + before[mine++]);
+            __syncthreads();
         }
-        __syncthreads();
-        const int num_candidates = total;
+        const int num_candidates = num_parents ? first_of[num_parents - 1] : 0;
         if (num_candidates == 0) break;
         int size = 2;
         while (size < num_candidates) size *= 2;
         for (int i = num_candidates + t; i < size; i += blockDim.x) sort_score[i] = WORST, sort_who[i] = NOTHING;
-        for (int i = t; i < num_parents; i += blockDim.x)
-            for (int r = 0; r < first_of[i + 1] - first_of[i]; r++) {
-                sort_score[first_of[i] + r] = parent_score[i] + double(of_rank[r]);
-                sort_who[first_of[i] + r] = uint32_t(i) << 16 | uint32_t(r);
+        for (int j = t; j < num_candidates; j += blockDim.x) {
+            int low = 0, high = num_parents - 1;  // the first parent whose running sum exceeds j
+            while (low < high) {
+                const int middle = (low + high) / 2;
+                if (first_of[middle] > j)
+                    high = middle;
+                else
+                    low = middle + 1;
             }
+            const int r = j - (low ? first_of[low - 1] : 0);
+            sort_score[j] = parent_score[low] + double(of_rank[r]);
+            sort_who[j] = uint32_t(low) << 16 | uint32_t(r);
+        }
         __syncthreads();
         sort_candidates(levels, level, sort_score, sort_who, size);
         const int kept = min(NODE_BUDGET, num_candidates);

@@ -7,7 +7,7 @@
 //          the sum) and stats float [rows, HEADS, splits, 2] = (largest score, sum of exponentials)
 //          merge_splits: context Real [rows, HEADS, KV_LORA_RANK]
 // Grid     verify_attention (splits, ceil(HEADS / 8), rows); merge_splits (HEADS, rows); block 128
-// Shared   (8 * WIDTH + 16 * (WIDTH + 1)) floats, dynamic: 55 KB at 512 + 64
+// Shared   (8 * QUERY_STRIDE + 16 * KEY_STRIDE) floats, dynamic: 56 KB at 512 + 64
 // Limits   any number of heads, any dims; 64-bit offsets; splits * KEYS_PER_SPLIT covers the keys
 // Twin     kdnb.reference.verify_attention
 // Why      a row reads its visible keys gathered in order, as if nothing else had ever been in the window: the
@@ -19,8 +19,12 @@ constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
 constexpr int HEAD_GROUP = 8;
 constexpr int KEY_TILE = 16;
 constexpr int THREADS = HEAD_GROUP * KEY_TILE;  // one score each
-constexpr int COLUMNS = (KV_LORA_RANK + THREADS - 1) / THREADS;
-constexpr int KEY_STRIDE = WIDTH + (WIDTH % 2 ? 0 : 1);  // odd: keys side by side fall into different banks
+constexpr int QUADS = (WIDTH + 3) / 4;
+constexpr int QUERY_STRIDE = 4 * QUADS;
+constexpr int KEY_STRIDE = 4 * (QUADS | 1);  // an odd number of float4: eight keys fall into different banks
+constexpr int COLUMN_GROUPS = (KV_LORA_RANK + 4 * THREADS - 1) / (4 * THREADS);  // of four columns per thread
+constexpr int VECTOR = 16 / sizeof(Real);  // values of one load
+constexpr bool HAS_VECTORS = WIDTH % VECTOR == 0;
 
 __device__ __forceinline__ int num_visible(const uint64_t* words, int num_words) {
     int count = 0;
@@ -37,31 +41,66 @@ __device__ __forceinline__ int nth_visible(const uint64_t* words, int n) {
     return 64 * w + __ffsll(bits) - 1;
 }
 
+// Cache rows of a tile into shared memory; zeros behind the last row and the last column.
+__device__ __forceinline__ void load_keys(const Real* cache, const int* rows, int count, float* keys) {
+    constexpr int STEP = HAS_VECTORS ? VECTOR : 1, PIECES = WIDTH / STEP;
+    static_assert(sizeof(uint4) == 16, "a load of 16 bytes");
+#pragma unroll 4
+    for (int i = threadIdx.x; i < KEY_TILE * PIECES; i += THREADS) {
+        const int key = i / PIECES, d = i % PIECES * STEP;
+        float* to = keys + key * KEY_STRIDE + d;
+        if (key >= count) {
+            for (int j = 0; j < STEP; j++) to[j] = 0.0f;
+        } else if constexpr (HAS_VECTORS) {
+            const uint4 v = *reinterpret_cast<const uint4*>(cache + int64_t(rows[key]) * WIDTH + d);
+            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+            for (int j = 0; j < 4; j++) {
+                if constexpr (sizeof(Real) == 4) {
+                    to[j] = __uint_as_float(words[j]);
+                } else {
+                    to[2 * j] = __uint_as_float(words[j] << 16);
+                    to[2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u);
+                }
+            }
+        } else {
+            *to = to_float(cache[int64_t(rows[key]) * WIDTH + d]);
+        }
+    }
+    for (int i = threadIdx.x; i < KEY_TILE * (KEY_STRIDE - WIDTH); i += THREADS)
+        keys[i / (KEY_STRIDE - WIDTH) * KEY_STRIDE + WIDTH + i % (KEY_STRIDE - WIDTH)] = 0.0f;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     verify_attention(const Real* query, const Real* cache, const int* prefix_len, const uint64_t* visible,
                      int num_words, float softmax_scale, float* partial, float* stats, int first_row) {
     DYNAMIC_SHARED(float, queries);
-    float* keys = queries + HEAD_GROUP * WIDTH;
-    __shared__ float scores[HEAD_GROUP][KEY_TILE];
+    float* keys = queries + HEAD_GROUP * QUERY_STRIDE;
+    __shared__ float scores[HEAD_GROUP][KEY_TILE], shrink[HEAD_GROUP];
+    __shared__ float4 weights[KEY_TILE][HEAD_GROUP / 4];
     __shared__ int key_rows[KEY_TILE];
     const int t = threadIdx.x, split = blockIdx.x, first_head = blockIdx.y * HEAD_GROUP;
-    const int row = first_row + blockIdx.z;
-    const int prefix = *prefix_len;
+    const int my_head = t / KEY_TILE, my_key = t % KEY_TILE;
+    const int row = first_row + blockIdx.z, prefix = *prefix_len;
     const uint64_t* seen = visible ? visible + int64_t(row) * num_words : nullptr;
     const int num_keys = prefix + (visible ? num_visible(seen, num_words) : row + 1);
     const int first_key = split * KEYS_PER_SPLIT, end = min(first_key + KEYS_PER_SPLIT, num_keys);
     const int num_heads = min(HEAD_GROUP, HEADS - first_head);
-
-    const Real* of_row = query + (int64_t(row) * HEADS + first_head) * WIDTH;
-    for (int i = t; i < HEAD_GROUP * WIDTH; i += THREADS)
-        queries[i] = i < num_heads * WIDTH ? to_float(of_row[i]) * softmax_scale : 0.0f;
-
-    float sum[HEAD_GROUP], top[HEAD_GROUP], context[HEAD_GROUP][COLUMNS];
-#pragma unroll
-    for (int h = 0; h < HEAD_GROUP; h++) {
-        sum[h] = 0.0f, top[h] = MINUS_INFINITY;
-        for (int c = 0; c < COLUMNS; c++) context[h][c] = 0.0f;
+    const int64_t place = (int64_t(blockIdx.z) * HEADS + first_head) * gridDim.x + split;  // of the first head
+    if (first_key >= end) {  // an empty split: merge_splits does not read its context
+        if (t < num_heads) stats[2 * (place + int64_t(t) * gridDim.x) + 1] = 0.0f;
+        if (t < num_heads) stats[2 * (place + int64_t(t) * gridDim.x)] = MINUS_INFINITY;
+        return;
     }
+    const Real* of_row = query + (int64_t(row) * HEADS + first_head) * WIDTH;
+    for (int i = t; i < HEAD_GROUP * QUERY_STRIDE; i += THREADS) {
+        const int head = i / QUERY_STRIDE, d = i % QUERY_STRIDE;
+        queries[i] = head < num_heads && d < WIDTH ? to_float(of_row[head * WIDTH + d]) * softmax_scale : 0.0f;
+    }
+    float top = MINUS_INFINITY, sum = 0.0f;  // of my head
+    float context[HEAD_GROUP][4 * COLUMN_GROUPS];
+#pragma unroll
+    for (int h = 0; h < HEAD_GROUP; h++)
+        for (int c = 0; c < 4 * COLUMN_GROUPS; c++) context[h][c] = 0.0f;
     for (int start = first_key; start < end; start += KEY_TILE) {
         const int count = min(KEY_TILE, end - start);
         __syncthreads();
@@ -70,49 +109,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             key_rows[t] = key < prefix || !visible ? key : prefix + nth_visible(seen, key - prefix);
         }
         __syncthreads();
-        for (int i = t; i < KEY_TILE * WIDTH; i += THREADS) {
-            const int key = i / WIDTH, d = i % WIDTH;
-            keys[key * KEY_STRIDE + d] = key < count ? to_float(cache[int64_t(key_rows[key]) * WIDTH + d]) : 0.0f;
-        }
+        load_keys(cache, key_rows, count, keys);
         __syncthreads();
-        {
-            const float *q = queries + (t / KEY_TILE) * WIDTH, *k = keys + (t % KEY_TILE) * KEY_STRIDE;
-            float score = 0.0f;
+        const float4* q = reinterpret_cast<const float4*>(queries + my_head * QUERY_STRIDE);
+        const float4* k = reinterpret_cast<const float4*>(keys + my_key * KEY_STRIDE);
+        float score = 0.0f;
 #pragma unroll 8
-            for (int d = 0; d < WIDTH; d++) score += q[d] * k[d];
-            scores[t / KEY_TILE][t % KEY_TILE] = t % KEY_TILE < count ? score : MINUS_INFINITY;
-        }
+        for (int i = 0; i < QUADS; i++)
+            score += q[i].x * k[i].x + q[i].y * k[i].y + q[i].z * k[i].z + q[i].w * k[i].w;
+        if (my_key >= count) score = MINUS_INFINITY;
+        scores[my_head][my_key] = score;
         __syncthreads();
+        float best = top;
+        for (int i = 0; i < KEY_TILE; i++) best = fmaxf(best, scores[my_head][i]);
+        reinterpret_cast<float*>(weights[my_key])[my_head] = expf(score - best);
+        const float smaller = expf(top - best);  // the first time exp(-inf) = 0
+        if (my_key == 0) shrink[my_head] = smaller;
+        top = best;
+        __syncthreads();
+        sum *= smaller;
+        for (int i = 0; i < KEY_TILE; i++) sum += reinterpret_cast<const float*>(weights[i])[my_head];
 #pragma unroll
-        for (int h = 0; h < HEAD_GROUP; h++) {
-            float best = top[h];
-            for (int k = 0; k < KEY_TILE; k++) best = fmaxf(best, scores[h][k]);
-            const float shrink = expf(top[h] - best);  // the first time exp(-inf) = 0
-            top[h] = best;
-            sum[h] *= shrink;
-            for (int c = 0; c < COLUMNS; c++) context[h][c] *= shrink;
-            for (int k = 0; k < KEY_TILE; k++) {
-                const float weight = expf(scores[h][k] - best);  // 0 behind the last key
-                sum[h] += weight;
-                for (int c = 0; c < COLUMNS; c++) {
-                    const int column = t + c * THREADS;
-                    if (column < KV_LORA_RANK) context[h][c] += weight * keys[k * KEY_STRIDE + column];
+        for (int h = 0; h < HEAD_GROUP; h++)
+            for (int c = 0; c < 4 * COLUMN_GROUPS; c++) context[h][c] *= shrink[h];
+#pragma unroll 2
+        for (int i = 0; i < KEY_TILE; i++) {
+            const float4 w[2] = {weights[i][0], weights[i][1]};
+            const float of_heads[HEAD_GROUP] = {w[0].x, w[0].y, w[0].z, w[0].w, w[1].x, w[1].y, w[1].z, w[1].w};
+#pragma unroll
+            for (int g = 0; g < COLUMN_GROUPS; g++) {
+                const int column = 4 * (t + g * THREADS);
+                if (column >= KV_LORA_RANK) break;
+                const float4 v = *reinterpret_cast<const float4*>(keys + i * KEY_STRIDE + column);
+#pragma unroll
+                for (int h = 0; h < HEAD_GROUP; h++) {
+                    context[h][4 * g] += of_heads[h] * v.x;
+                    context[h][4 * g + 1] += of_heads[h] * v.y;
+                    context[h][4 * g + 2] += of_heads[h] * v.z;
+                    context[h][4 * g + 3] += of_heads[h] * v.w;
                 }
             }
         }
     }
-    const int num_splits = gridDim.x;
-    for (int h = 0; h < num_heads; h++) {
-        const int64_t at = (int64_t(blockIdx.z) * HEADS + first_head + h) * num_splits + split;
-        if (t == 0) {
-            stats[2 * at] = top[h];
-            stats[2 * at + 1] = sum[h];
-        }
-        if (sum[h] == 0.0f) continue;  // an empty split: merge_splits does not read its context
+    if (my_key == 0 && my_head < num_heads) {
+        stats[2 * (place + int64_t(my_head) * gridDim.x)] = top;
+        stats[2 * (place + int64_t(my_head) * gridDim.x) + 1] = sum;
+    }
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const int column = t + c * THREADS;
-            if (column < KV_LORA_RANK) partial[at * KV_LORA_RANK + column] = context[h][c];
+    for (int h = 0; h < HEAD_GROUP; h++) {
+        if (h >= num_heads) break;
+        float* to = partial + (place + int64_t(h) * gridDim.x) * KV_LORA_RANK;
+#pragma unroll
+        for (int c = 0; c < 4 * COLUMN_GROUPS; c++) {
+            const int column = 4 * (t + c / 4 * THREADS) + c % 4;
+            if (column < KV_LORA_RANK) to[column] = context[h][c];
         }
     }
 }
