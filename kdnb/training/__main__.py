@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NEEDED = ("torch", "tokenizers", "safetensors", "numpy", "ml_dtypes")
+EVALUATION_SECONDS = 120.0  # about, on 16 cores
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -104,6 +105,7 @@ def run(session: Any, seconds: float, *, evaluation: bool) -> None:
     if size > MAX_TOTAL_BYTES:
         raise SystemExit(f"target and drafter have {size} bytes but may have {MAX_TOTAL_BYTES} together")
     if evaluation:
+        session.room_for("the evaluation", EVALUATION_SECONDS)
         _evaluate(session)
 
 

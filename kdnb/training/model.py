@@ -27,9 +27,13 @@ class Rope(NamedTuple):
         return cls(angles.cos() * scaling, angles.sin() * scaling)
 
     def rotate(self, first: Tensor, second: Tensor) -> Tensor:
-        """Rotate pairs given as two halves, [..., rows, dim / 2] each; the halves come out side by side."""
-        cos, sin = self.cos.to(first.dtype), self.sin.to(first.dtype)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        """Rotate pairs given as two halves, [..., rows, dim / 2] each; the halves come out side by side.
+
+        In float32 whatever their dtype, which is the result's.
+        """
+        dtype, first, second = first.dtype, first.float(), second.float()
+        cos, sin = self
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(dtype)
 
 
 class RMSNorm(nn.Module):
@@ -112,12 +116,15 @@ class Attention(nn.Module):
         seen = cache[:, :stop]
         w = self.kv_b_proj.weight.to(seen.dtype).unflatten(0, (c.num_attention_heads, -1))
         w_uk, w_uv = w.split([c.qk_nope_head_dim, c.v_head_dim], 1)
-        query = torch.cat([q_nope @ w_uk, q_rope], -1)  # [batch, heads, rows, cache_width]
+        absorbed = torch.einsum("bhrn,hnl->bhrl", q_nope, w_uk)
+        query = torch.cat([absorbed, q_rope], -1)  # [batch, heads, rows, cache_width]
         scores = (query.flatten(1, 2) @ seen.mT).unflatten(1, query.shape[1:3]).float() * c.softmax_scale
-        hidden = torch.ones(stop - start, stop, dtype=torch.bool, device=x.device).triu(start + 1)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(seen.dtype)
+        if stop - start > 1:
+            hidden = torch.ones(stop - start, stop, dtype=torch.bool, device=x.device).triu(start + 1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        weights = scores.softmax(-1).to(seen.dtype)
         context = weights.flatten(1, 2) @ seen[..., : c.kv_lora_rank]
-        values = context.unflatten(1, query.shape[1:3]) @ w_uv.mT
+        values = torch.einsum("bhrl,hvl->bhrv", context.unflatten(1, query.shape[1:3]), w_uv)
         return self.o_proj(values.transpose(1, 2).flatten(2))
 
 

@@ -23,7 +23,7 @@ TARGET: dict[str, Any] = {
     "hidden_act": "silu",
     "hidden_size": 256,
     "initializer_range": 0.02,
-    "intermediate_size": 640,
+    "intermediate_size": 448,
     "kv_lora_rank": 64,
     "max_position_embeddings": 4096,
     "moe_intermediate_size": 192,
@@ -36,7 +36,7 @@ TARGET: dict[str, Any] = {
     "num_hidden_layers": 8,
     "num_key_value_heads": 8,
     "num_nextn_predict_layers": 0,
-    "q_lora_rank": 96,
+    "q_lora_rank": 80,
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
     "rms_norm_eps": 1e-6,
@@ -68,7 +68,7 @@ DRAFTER: dict[str, Any] = {
     "block_size": 16,
     "bos_token_id": EOS_ID,
     "eos_token_id": EOS_ID,
-    "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": [1, 3, 5, 6]},
+    "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": [1, 4, 6]},
     "dtype": "bfloat16",
     "head_dim": 32,
     "hidden_act": "silu",
@@ -129,7 +129,7 @@ class Recipe:
     max_corpus_bytes: int = 400_000_000
     held_out_share: float = 0.02
     tokenizer_bytes: int = 60_000_000
-    goal_bits_per_byte: float = 1.25
+    goal_bits_per_byte: float = 1.1
     batch_tokens: int = 131_072
     row_tokens: int = 1024
     long_row_tokens: int = 4096

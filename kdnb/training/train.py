@@ -106,6 +106,15 @@ class Session:
             for layer in layers:
                 layer.compile(dynamic=False)
 
+    def room_for(self, what: str, seconds: float) -> None:
+        """Stop before something that cannot be paused, if it does not fit into this call.
+
+        Raises:
+            PausedError: then.
+        """
+        if time.monotonic() + seconds > self.pause_at:
+            raise PausedError(f"paused before {what}")
+
     def restore(self, stage: str, model: nn.Module, optimizer: Any, clock: Clock, draws: Any) -> None:
         """Go on where the checkpoint stands, if it is of this stage."""
         held = self.resumed
@@ -250,6 +259,7 @@ def write_texts(session: Session, target: Path, seconds: float) -> Tensor:
     held = session.folder / "texts.npy"
     if held.exists():
         return torch.from_numpy(np.load(held)).to(device)
+    session.room_for("the target writes text", seconds)
     model = load_target_model(target).to(device)
     tokens, draws = on_device(session.corpus.train, device), session.generator()
     noise = session.generator(device.type)

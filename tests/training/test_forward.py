@@ -151,13 +151,13 @@ def test_written_text_is_greedy_decoding(model, token_ids, tmp_path):
 
 
 def test_sampled_text_follows_the_temperature(model, token_ids):
-    prompts = torch.from_numpy(token_ids[:20])[None].expand(20_000, -1)
-    rows = continue_rows(model, prompts, 21, torch.ones(20_000), torch.Generator().manual_seed(0))
+    prompts = torch.from_numpy(token_ids[:20])[None].expand(5_000, -1)
+    rows = continue_rows(model, prompts, 21, torch.ones(5_000), torch.Generator().manual_seed(0))
     share = np.bincount(rows[:, 20].numpy(), minlength=VOCAB) / len(rows)
     logits = ours(model, token_ids[:20])[0][-1]
     expected = np.exp(logits - logits.max())
     expected /= expected.sum()
-    assert np.abs(share - expected).max() < 0.02  # five standard deviations are 0.018
+    assert np.abs(share - expected).max() < 0.035  # five standard deviations at the most
 
 
 def test_loops_are_seen():
