@@ -22,7 +22,7 @@ from kdnb.training.recipe import Recipe
 from kdnb.training.sampling import continue_rows, distinct_share
 
 REPORT_SECONDS, SAVE_SECONDS = 10.0, 60.0
-WARM_UP = 0.02  # of a stage
+WARM_UP_STEPS = 200  # steps and not time, of which the first step spends much on compiling
 GREEDY_SHARE = 2 / 3  # of the rows that the target writes; the others are sampled
 
 
@@ -52,10 +52,9 @@ class Clock:
 
     @property
     def rate(self) -> float:
-        """Learning rate in units of its peak: up in a straight line, then a half cosine to 0."""
-        if self.progress < WARM_UP:
-            return (self.progress + 1e-3) / (WARM_UP + 1e-3)
-        return 0.5 * (1 + math.cos(math.pi * (self.progress - WARM_UP) / (1 - WARM_UP)))
+        """Learning rate in units of its peak: a straight rise, under a half cosine to 0."""
+        rise = (self.step + 1) / min(WARM_UP_STEPS, 1 + self.max_steps // 10)
+        return min(1.0, rise) * 0.5 * (1 + math.cos(math.pi * self.progress))
 
 
 @dataclass
