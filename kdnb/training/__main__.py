@@ -113,6 +113,7 @@ def _evaluate(session: Any) -> None:
     import numpy as np
     import torch
 
+    from kdnb.training.card import write_card
     from kdnb.training.evaluate import evaluate
     from kdnb.training.export import load_drafter_model, load_target_model
     from kdnb.training.measure import agreement, bits_per_byte
@@ -144,6 +145,7 @@ def _evaluate(session: Any) -> None:
     del target, drafter
     report |= evaluate(folder, recipe)
     _report(folder, "acceptance", report)
+    write_card(folder, recipe)
     print(json.dumps({key: report[key] for key in report if key != "texts_differ"}, indent=1))
 
 

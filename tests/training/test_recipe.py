@@ -128,6 +128,9 @@ def test_the_command_pauses_resumes_and_makes_a_pair(tmp_path, monkeypatch, caps
     corpus = Corpus.load(out / "corpus")
     facts = corpus.manifest["held_out"]
     assert corpus.token_bytes[corpus.held_out].sum() == facts["bytes"]
+    assert command.main(words[:-1]) == 0  # what is there is kept: only the evaluation is left
+    assert "stage" not in capsys.readouterr().out
+    assert (out / "README.md").read_text().count("\n| dflash | ddtree | 8 |") == 1
     lines = gzip.decompress((out / "corpus/files.tsv.gz").read_bytes()).decode().splitlines()
     assert len(lines) == facts["files"] + corpus.manifest["train"]["files"]
     assert all(0 not in prompt for prompt in corpus.prompts(4, 16, np.random.default_rng(0)))
