@@ -49,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     recipe = SMOKE if options.smoke else TINY
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options.out.mkdir(parents=True, exist_ok=True)
-    corpus = prepare(options.out / "corpus", recipe, options.seed)
+    trained = options.out / "target" / "tokenizer.json"
+    corpus = prepare(options.out / "corpus", recipe, options.seed, trained)
     session = Session(
         recipe=recipe,
         corpus=corpus,

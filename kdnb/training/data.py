@@ -78,15 +78,22 @@ class Corpus:
         return [tokens[start : start + length].tolist() for start in np.sort(starts)]
 
 
-def prepare(folder: Path, recipe: Recipe, seed: int) -> Corpus:
-    """Collect, clean and encode the corpus, or open it if the folder has one."""
+def prepare(folder: Path, recipe: Recipe, seed: int, trained: Path | None = None) -> Corpus:
+    """Collect, clean and encode the corpus, or open it if the folder has one.
+
+    Args:
+        folder: Where it is kept.
+        recipe: Says how much of it.
+        seed: Chooses the held-out packages and the order.
+        trained: A tokenizer.json to use, if it exists: that of a target which is trained already.
+    """
     if not (folder / "manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _collect(folder, recipe, seed)
+        _collect(folder, recipe, seed, trained)
     return Corpus.load(folder)
 
 
-def _collect(folder: Path, recipe: Recipe, seed: int) -> None:
+def _collect(folder: Path, recipe: Recipe, seed: int, trained: Path | None) -> None:
     began = time.monotonic()
     rng = np.random.default_rng(seed)
     found = find_packages()
@@ -102,9 +109,12 @@ def _collect(folder: Path, recipe: Recipe, seed: int) -> None:
     )
     texts = [source.text for package in training for source in package.sources]
     rng.shuffle(texts)
-    tokenizer = train_tokenizer(texts, recipe)
+    if trained is not None and trained.exists():
+        tokenizer = Tokenizer.from_file(str(trained))
+    else:
+        tokenizer = train_tokenizer(texts, recipe)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    print(f"corpus: tokenizer trained, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"corpus: tokenizer ready, {time.monotonic() - began:.0f} s", flush=True)
     train = _encode(tokenizer, texts)
     held = _encode(tokenizer, [source.text for package in held_out for source in package.sources])
     np.save(folder / "train.npy", train)

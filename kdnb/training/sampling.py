@@ -22,19 +22,22 @@ def continue_rows(
         int64 [batch, length].
     """
     device, batch = prompts.device, len(prompts)
-    width = model.config.cache_width
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    caches = [torch.zeros(batch, length, width, dtype=dtype, device=device) for _ in model.layers]
+    caches = [torch.zeros(batch, length, model.config.cache_width, device=device) for _ in model.layers]
     rows = torch.empty(batch, length, dtype=torch.int64, device=device)
     start = prompts.shape[1]
     rows[:, :start] = prompts
     fresh = prompts
-    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        for at in range(start, length):
-            logits = model.decode(fresh, caches, at - fresh.shape[1]).float()
-            noise = torch.empty_like(logits).exponential_(generator=generator).log_()
-            fresh = (logits - noise * temperature[:, None]).argmax(-1, keepdim=True)
-            rows[:, at] = fresh[:, 0]
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # bfloat16 would tie too many of the best two tokens
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+            for at in range(start, length):
+                logits = model.decode(fresh, caches, at - fresh.shape[1])
+                noise = torch.empty_like(logits).exponential_(generator=generator).log_()
+                fresh = (logits - noise * temperature[:, None]).argmax(-1, keepdim=True)
+                rows[:, at] = fresh[:, 0]
+    finally:
+        torch.set_float32_matmul_precision(precision)
     return rows
 
 

@@ -24,7 +24,9 @@ from kdnb.training.corpus import (  # noqa: E402
 )
 from kdnb.training.data import Corpus  # noqa: E402
 from kdnb.training.drafter import DrafterModel  # noqa: E402
-from kdnb.training.export import export_drafter, export_target, folder_bytes  # noqa: E402
+from kdnb.training.evaluate import Outcome, by_bin, per_round, repeated_share, rounds_of  # noqa: E402
+from kdnb.training.export import export_drafter, export_target, folder_bytes, load_target_model  # noqa: E402
+from kdnb.training.measure import bits_per_byte  # noqa: E402
 from kdnb.training.model import TargetModel  # noqa: E402
 
 
@@ -89,6 +91,34 @@ def test_the_standard_library_is_found_and_read():
     assert cpython.dropped == {"unreadable": 1}
     data = (cpython.root / "heapq.py").read_bytes()
     assert cpython.sources[1].sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_bits_per_byte_are_kdnbs(tmp_path):
+    """Two windows of 20 tokens: 38 predicted ones, each of as many bytes as its id's last digit."""
+    model = TargetModel(recipes.SMOKE.target_config(96))
+    model.initialize(torch.Generator().manual_seed(0))
+    export_target(model, recipes.SMOKE.target_json(96), None, tmp_path)
+    ids, sizes = np.random.default_rng(0).integers(0, 96, 45), np.arange(96) % 10
+    target, bits, count = kdnb.load_target(tmp_path), 0.0, 0
+    for window in (ids[:20], ids[20:40]):
+        logits = target.logits(window).astype(np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        bits -= log_probs[np.arange(19), window[1:]].sum() / np.log(2)
+        count += sizes[window[1:]].sum()
+    found = bits_per_byte(load_target_model(tmp_path), torch.from_numpy(ids), torch.from_numpy(sizes), 20)
+    assert found == pytest.approx(bits / count, abs=1e-4)
+
+
+def test_sums_of_rounds():
+    outcomes = [Outcome([1, 2, 3], [2, 4], [0.5, 2.5], [0.0, 1.0], 1.0), Outcome([4], [3], [1.0], [2.0], 1.0)]
+    found = per_round(outcomes)
+    assert found["mean"] == 3.0
+    assert found["low"] <= 3.0 <= found["high"]
+    kept, expected, entropy = rounds_of(outcomes)
+    assert kept.tolist() == [1, 3, 2]
+    bins = by_bin(expected, {"kept": kept, "entropy": entropy}, 2)
+    assert bins == [{"kept": 1.5, "entropy": 1.0, "rounds": 2}, {"kept": 3.0, "entropy": 1.0, "rounds": 1}]
+    assert repeated_share([[1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8]]) == 0.1
 
 
 def test_the_shipped_sizes_fit(tmp_path):
