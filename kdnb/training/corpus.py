@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ def _read_all(
     if workers < 2:
         yield from map(_read, jobs)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # PyTorch may have threads by now
         yield from pool.map(_read, jobs, chunksize=64)
 
 

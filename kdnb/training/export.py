@@ -160,7 +160,9 @@ def folder_bytes(folder: Path) -> int:
 
 def _save(tensors: dict[str, Tensor], folder: Path) -> None:
     contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "model.safetensors"
+    save_file(contiguous, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library makes files that only their owner reads
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

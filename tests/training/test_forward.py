@@ -1,5 +1,7 @@
 """The training forward is kdnb's own: random weights, exported, loaded by kdnb, compared."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,24 @@ def test_logits_and_features_are_kdnbs(model, token_ids, tmp_path, int4):
     model.set_quantized(False)
     if int4:  # the rounding is not too small to be seen
         assert worst(ours(model, token_ids)[0], result.logits) > 100 * TOLERANCE
+
+
+def test_transformers_reads_the_folder_and_says_the_same(model, token_ids, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    export_target(model, SMOKE.target_json(VOCAB), None, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+        prompt = torch.from_numpy(token_ids[:20])[None]
+        tokens = theirs.generate(prompt, max_new_tokens=20, min_new_tokens=20, do_sample=False)[0, 20:]
+        with torch.no_grad():
+            logits = theirs(torch.from_numpy(token_ids)[None]).logits[0].float().numpy()
+    target = kdnb.load_target(tmp_path)
+    # they round q * scale to bfloat16, kdnb does not
+    assert np.abs(logits - target.logits(token_ids)).mean() < 0.02 * np.abs(logits).mean()
+    run = kdnb.generate(target, token_ids[:20], max_new_tokens=20, stop_ids=())
+    assert run.token_ids.tolist() == tokens.tolist()
 
 
 def test_what_was_exported_can_be_trained_on(model, token_ids, tmp_path):
