@@ -1,0 +1,1 @@
+"""A package, so that test_forward here and in tests/unit are two modules."""
