@@ -8,7 +8,8 @@ import numpy as np
 
 from kdnb.arrays import HostArray, Int32
 from kdnb.backends.device import DeviceArray
-from kdnb.backends.kernel_backend import FLOAT32, INT32, UINT64, KernelBackend
+from kdnb.backends.device_tree import MAX_DEPTH, MAX_NODE_BUDGET, TreeNodes, accept_tree, build_tree
+from kdnb.backends.kernel_backend import INT32, KernelBackend
 from kdnb.drafters.dflash import DFlash
 from kdnb.errors import DrafterError, ShapeError
 from kdnb.policies import Chain, DDTree
@@ -20,12 +21,8 @@ from kdnb.watch import Watch
 if TYPE_CHECKING:
     from kdnb.decoding import Decoding
 
-MAX_NODE_BUDGET = 1024  # of tree_build.cu
-MAX_DEPTH = 32
-SHARED_LIMIT = 90 << 10  # of tree_build.cu, so that every GPU since sm_80 has it
 HEADER = 8  # words of a record before its arrays
 INTACT = 0x7FFFFFFF  # in a record: no logit is broken
-FLOAT64 = np.dtype(np.float64)
 MAILBOX_IDS = 2  # where the emitted ids begin, behind stop_requested and num_emitted
 
 
@@ -120,25 +117,21 @@ class DeviceRounds:
             budget, self._k = settings.node_budget, min(settings.node_budget, vocab_size)
         self.layout = Layout(budget, depth)
         self._constants = {"NODE_BUDGET": budget, "MAX_DEPTH": depth}
-        nodes = budget + 1
 
         def integers(*shape: int) -> DeviceArray:
             return backend.empty(shape, INT32)
 
         self._state = integers(5)
         self._prefix_len, self._root = self._state.view((1,)), self._state.view((1,), 1)
-        self._num_nodes, self._num_kept, self._bonus = integers(1), integers(1), integers(1)
-        self._token_ids, self._parents, self._depths = integers(nodes), integers(nodes), integers(nodes)
-        self._positions, self._ranks = integers(nodes), integers(nodes)
-        self._scores, self._log_probs = backend.zeros_of((nodes,), FLOAT64), backend.zeros_of((nodes,), FLOAT32)
-        self._words = backend.empty((nodes, -(-nodes // 64)), UINT64)
+        self._num_kept, self._bonus = integers(1), integers(1)
+        self._nodes = nodes = TreeNodes.empty(backend, budget, depth)
         self._accepted = integers(depth + 1)
         self._stop_ids = backend.put(np.array(sorted(decoding.stop_ids), dtype=np.int32))
         self._records = integers(settings.max_new_tokens, self.layout.num_words)
         self._mailbox = backend.device.mailbox(MAILBOX_IDS + settings.max_new_tokens)
-        self._workspace = backend.empty((max(1, 16 * budget + 14 * depth * budget),), np.dtype(np.uint8))
         if self._drafter is None:  # a tree of the root alone, in every round
-            for array, value in ((self._num_nodes, 1), (self._parents, -1), (self._depths, 0), (self._ranks, 0)):
+            root = ((nodes.num_nodes, 1), (nodes.parents, -1), (nodes.depths, 0), (nodes.ranks, 0))
+            for array, value in root:
                 backend.device.write(array, np.array([value], dtype=np.int32))
         self._read_rounds = 0
         self._caches: list[DeviceArray] = []
@@ -261,29 +254,27 @@ class DeviceRounds:
 
     def _step(self, condition: int = 0) -> None:
         """The launches of one round."""
-        b, drafter = self._backend, self._drafter
+        b, drafter, nodes = self._backend, self._drafter, self._nodes
         draft_tops, num_draft_tops = None, 0
         if drafter is None:
-            b.launch("decode_round", "draft_block", (1,), [self._state, 0, self._token_ids, self._positions],
+            b.launch("decode_round", "draft_block", (1,), [self._state, 0, nodes.token_ids, nodes.positions],
                      self._constants, block=1)
             visible = None
         else:
             draft_tops, num_draft_tops = self._draft(drafter), drafter.max_depth
-            visible = self._words
+            visible = nodes.visible_words
         watch = Watch(b, () if drafter is None else drafter.tap_names, self._target.known_taps, None)
         window = _Window(self._decoding.cache.rows, self._prefix_len)
-        logits = self._target.run_rows(self._token_ids, window, self._positions, visible, watch)
+        logits = self._target.run_rows(nodes.token_ids, window, nodes.positions, visible, watch)
         next_ids, gaps, tops = self._choose(logits)
-        arguments = [self._token_ids, self._parents, next_ids, self._num_nodes, self._accepted, self._num_kept,
-                     self._bonus]
-        b.launch("tree_accept", "tree_accept", (1,), arguments, self._constants, block=256)
+        accept_tree(b, nodes, next_ids, self._accepted, self._num_kept, self._bonus)
         if drafter is not None:
             b.compact(self._decoding.cache.rows, self._prefix_len, self._accepted, self._num_kept)
             self._extend(drafter, watch)
         stop_ids = self._stop_ids
-        arguments = [self._state, stop_ids, len(stop_ids), self._decoding.settings.max_new_tokens, self._num_nodes,
-                     self._token_ids, self._parents, self._ranks, next_ids, self._accepted, self._num_kept,
-                     self._bonus, self._scores, self._log_probs, gaps, tops, draft_tops, num_draft_tops,
+        arguments = [self._state, stop_ids, len(stop_ids), self._decoding.settings.max_new_tokens, nodes.num_nodes,
+                     nodes.token_ids, nodes.parents, nodes.ranks, next_ids, self._accepted, self._num_kept,
+                     self._bonus, nodes.scores, nodes.log_probs, gaps, tops, draft_tops, num_draft_tops,
                      self._mailbox.array, self._records, condition]
         b.launch("decode_round", "finish_round", (1,), arguments, self._constants, block=256)
 
@@ -295,23 +286,14 @@ class DeviceRounds:
         b.launch("decode_round", "draft_block", (1,), arguments, self._constants, block=block)
         logits = drafter.block_logits(token_ids, positions, self._prefix_len)
         ids, log_probs, tops = b.top_k(logits, self._k)
-        budget, depth = self.layout.node_budget, self.layout.max_depth
-        sort_size = _sort_size(budget, self._k)
-        rest = 16 * budget + 14 * depth * budget
-        in_shared = 12 * sort_size + rest <= SHARED_LIMIT
-        constants = {**self._constants, "K": self._k, "SORT_SIZE": sort_size, "IN_SHARED": in_shared}
-        arguments = [ids, log_probs, self._root, self._prefix_len, self._token_ids, self._parents, self._depths,
-                     self._positions, self._ranks, self._scores, self._log_probs, self._words, self._num_nodes,
-                     self._workspace]
-        b.launch("tree_build", "tree_build", (1,), arguments, constants, block=min(1024, max(32, sort_size)),
-                 shared=12 * sort_size + (rest if in_shared else 0))
+        build_tree(b, ids, log_probs, self._root, self._prefix_len, self._nodes)
         return tops
 
     def _choose(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """The target's token after every node, by how much it won, the largest logit."""
         rule, settings = self._decoding.rule, self._decoding.settings
         if isinstance(rule, SampleAndWalk):
-            return self._backend.sample(logits, self._depths, self._prefix_len, settings.seed, rule.temperature)
+            return self._backend.sample(logits, self._nodes.depths, self._prefix_len, settings.seed, rule.temperature)
         return self._backend.argmax(logits)
 
     def _extend(self, drafter: DFlash, watch: Watch) -> None:
@@ -321,9 +303,3 @@ class DeviceRounds:
         b.launch("decode_round", "kept_positions", (1,), [self._state, positions], self._constants, block=rows)
         taps = [b.take_rows(watch.recorded[name], self._accepted) for name in drafter.tap_names]
         drafter.extend(taps, positions, self._prefix_len)
-
-
-def _sort_size(budget: int, k: int) -> int:
-    """Candidates of one depth at the most, as a power of two; see tree_build.cu."""
-    pairs = sum(min(k, budget // (i + 1)) for i in range(budget))
-    return 1 << max(1, (pairs - 1).bit_length())
