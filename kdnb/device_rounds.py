@@ -8,7 +8,7 @@ import numpy as np
 
 from kdnb.arrays import HostArray, Int32
 from kdnb.backends.device import DeviceArray
-from kdnb.backends.device_tree import DeviceTree, tree_workspace
+from kdnb.backends.device_tree import MAX_DEPTH, MAX_NODE_BUDGET, TreeNodes, accept_tree, build_tree
 from kdnb.backends.kernel_backend import INT32, KernelBackend
 from kdnb.drafters.dflash import DFlash
 from kdnb.errors import DrafterError, ShapeError
@@ -21,8 +21,6 @@ from kdnb.watch import Watch
 if TYPE_CHECKING:
     from kdnb.decoding import Decoding
 
-MAX_NODE_BUDGET = 1024  # of tree_build.cu
-MAX_DEPTH = 32
 HEADER = 8  # words of a record before its arrays
 INTACT = 0x7FFFFFFF  # in a record: no logit is broken
 MAILBOX_IDS = 2  # where the emitted ids begin, behind stop_requested and num_emitted
@@ -118,7 +116,6 @@ class DeviceRounds:
             budget, self._k = settings.node_budget, min(settings.node_budget, vocab_size)
         self.layout = Layout(budget, depth)
         self._constants = {"NODE_BUDGET": budget, "MAX_DEPTH": depth}
-        nodes = budget + 1
 
         def integers(*shape: int) -> DeviceArray:
             return backend.empty(shape, INT32)
@@ -126,14 +123,15 @@ class DeviceRounds:
         self._state = integers(5)
         self._prefix_len, self._root = self._state.view((1,)), self._state.view((1,), 1)
         self._num_kept, self._bonus = integers(1), integers(1)
-        self._tree = DeviceTree.empty(backend, nodes)
+        self._tree = TreeNodes.empty(backend, budget, depth)
         self._accepted = integers(depth + 1)
         self._stop_ids = backend.put(np.array(sorted(decoding.stop_ids), dtype=np.int32))
         self._records = integers(settings.max_new_tokens, self.layout.num_words)
         self._mailbox = backend.device.mailbox(MAILBOX_IDS + settings.max_new_tokens)
-        self._workspace = backend.empty((tree_workspace(budget, depth),), np.dtype(np.uint8))
-        if self._drafter is None:
-            self._tree.set_root_only(backend)
+        if self._drafter is None:  # the root is the whole tree, in every round
+            for array, value in zip(self._tree, (0, -1, 0, 0, 0), strict=False):
+                backend.device.write(array, np.array([value], dtype=np.int32))
+            backend.device.write(self._tree.num_nodes, np.array([1], dtype=np.int32))
         self._read_rounds = 0
         self._caches: list[DeviceArray] = []
         self._draft_tops: DeviceArray | None = None
@@ -287,30 +285,19 @@ class DeviceRounds:
             return
         b = self._backend
         ids, log_probs, self._draft_tops = b.top_k(self._draft_logits, self._k)
-        b.tree_build(
-            ids,
-            log_probs,
-            self._root,
-            self._prefix_len,
-            self._tree,
-            self._workspace,
-            node_budget=self.layout.node_budget,
-        )
+        build_tree(b, ids, log_probs, self._root, self._prefix_len, self._tree)
 
     def _verify(self) -> None:
         tap_names = () if self._drafter is None else self._drafter.tap_names
         watch = Watch(self._backend, tap_names, self._target.known_taps, None)
         window = _Window(self._decoding.cache.rows, self._prefix_len)
-        visible = None if self._drafter is None else self._tree.visible
+        visible = None if self._drafter is None else self._tree.visible_words
         logits = self._target.run_rows(self._tree.token_ids, window, self._tree.positions, visible, watch)
         self._logits, self._taps = logits, watch.recorded
 
     def _accept(self) -> None:
-        b, tree = self._backend, self._tree
         self._next_ids, self._gaps, self._tops = self._choose(self._logits)
-        arguments = [tree.token_ids, tree.parents, self._next_ids, tree.num_nodes]
-        arguments += [self._accepted, self._num_kept, self._bonus]
-        b.launch("tree_accept", "tree_accept", (1,), arguments, self._constants, block=256)
+        accept_tree(self._backend, self._tree, self._next_ids, self._accepted, self._num_kept, self._bonus)
 
     def _compact(self) -> None:
         """Gather the kept cache rows, and hand the drafter their features.

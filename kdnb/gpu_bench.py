@@ -149,7 +149,9 @@ def _measure_pair(
         "plain": plain,
         "budgets": {},
     }
-    say(f"{target!r}: plain {result['plain_tokens_per_second']} tokens/s; generate {seconds * 1e3:.1f} ms; {plain}")
+    say(
+        f"{target!r}: plain {result['plain_tokens_per_second']} tokens/s; generate {seconds * 1e3:.1f} ms; {plain}"
+    )
     for budget in node_budgets:
         seconds, rounds = decode(drafter, budget)
         row = measure_rounds(start(target, prompt, drafter, Settings(node_budget=budget, **choices)))

@@ -14,7 +14,6 @@ from kdnb.arrays import Bool, Float32, HostArray, Int32, pack_visible
 from kdnb.backends.base import ExpertTensors
 from kdnb.backends.device import Device, DeviceArray, Replay
 from kdnb.backends.device_experts import DeviceExperts, upload_experts
-from kdnb.backends.device_tree import SHARED_LIMIT, DeviceTree, sort_size, tree_workspace
 from kdnb.backends.weight_store import check_finite
 from kdnb.checkpoint import StoredTensor
 from kdnb.errors import ConfigError, ShapeError
@@ -197,7 +196,9 @@ class KernelBackend:
         y = self.empty(x.shape)
         size = x.shape[-1]
         block = _threads_for(size // 4)
-        self.launch("rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], block=block, shared=4 * size)
+        self.launch(
+            "rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], block=block, shared=4 * size
+        )
         return y
 
     def add_rms_norm(
@@ -282,41 +283,6 @@ class KernelBackend:
         arguments = [logits, depths, prefix_len, signed, temperature, ids, gaps, tops, vocab_size]
         self.launch("sample_token", "sample_token", (rows,), arguments, block=_threads_for(vocab_size // 4))
         return ids, gaps, tops
-
-    def tree_build(
-        self,
-        top_ids: DeviceArray,
-        top_log_probs: DeviceArray,
-        root_id: DeviceArray,
-        prefix_len: DeviceArray,
-        tree: DeviceTree,
-        workspace: DeviceArray,
-        *,
-        node_budget: int,
-    ) -> None:
-        """kdnb.reference.tree_build into `tree`; `workspace` has tree_workspace() bytes."""
-        max_depth, k = top_ids.shape
-        size = sort_size(node_budget, k)
-        rest = tree_workspace(node_budget, max_depth)
-        in_shared = 12 * size + rest <= SHARED_LIMIT
-        constants = {
-            "NODE_BUDGET": node_budget,
-            "MAX_DEPTH": max_depth,
-            "K": k,
-            "SORT_SIZE": size,
-            "IN_SHARED": in_shared,
-        }
-        arguments = [top_ids, top_log_probs, root_id, prefix_len, tree.token_ids, tree.parents, tree.depths]
-        arguments += [tree.positions, tree.ranks, tree.scores, tree.log_probs, tree.visible, tree.num_nodes]
-        self.launch(
-            "tree_build",
-            "tree_build",
-            (1,),
-            [*arguments, workspace],
-            constants,
-            block=min(1024, max(32, size)),
-            shared=12 * size + (rest if in_shared else 0),
-        )
 
     def all_reduce(self, x: DeviceArray) -> DeviceArray:
         return x
