@@ -45,7 +45,7 @@ class TreeNodes(NamedTuple):
             log_probs=backend.zeros_of((nodes,), np.dtype(np.float32)),
             visible_words=backend.empty((nodes, -(-nodes // 64)), np.dtype(np.uint64)),
             num_nodes=backend.empty((1,), INT32),
-            workspace=backend.empty((max(1, _levels_bytes(node_budget, max_depth)),), np.dtype(np.uint8)),
+            workspace=backend.empty((_levels_bytes(node_budget, max_depth, node_budget),), np.dtype(np.uint8)),
         )
 
     @property
@@ -73,7 +73,7 @@ def tree_build_shape(node_budget: int, max_depth: int, k: int) -> tuple[dict[str
     """What tree_build.cu is specialised by, its threads and its bytes of dynamic shared memory."""
     pairs = sum(min(k, node_budget // (i + 1)) for i in range(node_budget))  # see tree_build.cu
     sort_size = 1 << max(1, (pairs - 1).bit_length())
-    levels = _levels_bytes(node_budget, max_depth)
+    levels = _levels_bytes(node_budget, max_depth, k)
     in_shared = 12 * sort_size + levels <= SHARED_LIMIT
     constants = {
         "NODE_BUDGET": node_budget,
@@ -99,6 +99,6 @@ def accept_tree(
     backend.launch("tree_accept", "tree_accept", (1,), [*arguments, num_kept, bonus_id], constants, block=256)
 
 
-def _levels_bytes(node_budget: int, max_depth: int) -> int:
-    """Of the nodes of every depth, in shared memory or in the workspace."""
-    return 16 * node_budget + 14 * max_depth * node_budget
+def _levels_bytes(node_budget: int, max_depth: int, k: int) -> int:
+    """Of the nodes of every depth and one depth's log-probs, in shared memory or in the workspace."""
+    return 16 * node_budget + 14 * max_depth * node_budget + 4 * max(1, k)

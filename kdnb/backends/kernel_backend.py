@@ -27,7 +27,7 @@ THREADS = 128
 TILE_OUTS, TILE_ROWS = 32, 8  # of gemm_tile.cuh
 QUERY_COLUMNS = 64  # of mla_query.cu
 HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 128  # of verify_attention.cu
-LIBRARY_SIZE = 1 << 18  # of a weight from which on cuBLAS is faster than the plain kernel
+LIBRARY_SIZE = 1 << 17  # of a weight from which on cuBLAS is faster than the plain kernel
 PARTIAL_BYTES = 256 << 20  # of splits' results at once: wide prefill goes in parts
 MAX_TOP_K = 8192
 MAX_EXPERTS = 1024
@@ -195,7 +195,7 @@ class KernelBackend:
     def rms_norm(self, x: DeviceArray, weight: DeviceArray, eps: float) -> DeviceArray:
         y = self.empty(x.shape)
         size = x.shape[-1]
-        block = _threads_for(size // 4)
+        block = _threads_for(size // 2)
         self.launch(
             "rms_norm", "rms_norm", (len(x),), [x, weight, y, size, eps], block=block, shared=4 * size
         )
@@ -207,7 +207,7 @@ class KernelBackend:
         total, y = self.empty(x.shape), self.empty(x.shape)
         size = x.shape[-1]
         arguments = [x, delta, weight, total, y, size, eps]
-        block = _threads_for(size // 4)
+        block = _threads_for(size // 2)
         self.launch("rms_norm", "add_rms_norm", (len(x),), arguments, block=block, shared=4 * size)
         return total, y
 

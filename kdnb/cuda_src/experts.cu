@@ -21,10 +21,15 @@ struct PackedWeight {
     const uint32_t* words;
     const Scale* scales;
     int columns;
-    __device__ __forceinline__ void load(int out, int column, float* to) const {
+    __device__ __forceinline__ float4 load(int out, int column) const {
         const uint32_t nibbles = words[int64_t(out) * (columns / 8) + column / 8] >> (column % 8 * 4);
         const float scale = to_float(scales[int64_t(out) * (columns / GROUP) + column / GROUP]);
-        for (int i = 0; i < 4; i++) to[i] = float(int(nibbles >> (4 * i) & 15u) - 8) * scale;
+        return {value(nibbles, scale), value(nibbles >> 4, scale), value(nibbles >> 8, scale),
+                value(nibbles >> 12, scale)};
+    }
+    __device__ __forceinline__ float4 load_narrow(int out, int column) const { return load(out, column); }
+    __device__ __forceinline__ static float value(uint32_t nibble, float scale) {
+        return float(int(nibble & 15u) - 8) * scale;
     }
 };
 
@@ -35,7 +40,7 @@ template <>
 struct ExpertWeight<false> {
     using type = PlainWeight<Real>;
     __device__ __forceinline__ static type of(const void* part, const Scale*, int expert, int outs, int columns) {
-        return {static_cast<const Real*>(part) + int64_t(expert) * outs * columns, columns, columns};
+        return {static_cast<const Real*>(part) + int64_t(expert) * outs * columns, columns};
     }
 };
 template <>

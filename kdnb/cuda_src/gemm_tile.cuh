@@ -20,34 +20,30 @@ struct __align__(16) TileMemory {
     float w[TILE_OUTS][TILE_STRIDE];
 };
 
-__device__ __forceinline__ void load4(const float* from, int left, float* to) {
-    for (int i = 0; i < 4; i++) to[i] = i < left ? from[i] : 0.0f;
+// Four columns as floats, by one load; `from` is aligned to four values.
+__device__ __forceinline__ float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
+__device__ __forceinline__ float4 load4(const bf16* from) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
+            __uint_as_float(v.y & 0xffff0000u)};
 }
-__device__ __forceinline__ void load4(const bf16* from, int left, float* to) {
-    for (int i = 0; i < 4; i++) to[i] = i < left ? to_float(from[i]) : 0.0f;
-}
-// aligned: whether four columns can be read at once (their number and every row are multiples of four)
+// The same where rows are no multiple of four: one by one, zeros behind the last column.
 template <class T>
-__device__ __forceinline__ void load4_aligned(const T* from, int left, bool aligned, float* to) {
-    if (!aligned || left < 4) return load4(from, left, to);
-    if constexpr (sizeof(T) == 4) {
-        float4 v = *reinterpret_cast<const float4*>(from);
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-    } else {
-        uint2 v = *reinterpret_cast<const uint2*>(from);
-        to[0] = __uint_as_float(v.x << 16), to[1] = __uint_as_float(v.x & 0xffff0000u);
-        to[2] = __uint_as_float(v.y << 16), to[3] = __uint_as_float(v.y & 0xffff0000u);
-    }
+__device__ __forceinline__ float4 load4_narrow(const T* from, int left) {
+    return {left > 0 ? to_float(from[0]) : 0.0f, left > 1 ? to_float(from[1]) : 0.0f,
+            left > 2 ? to_float(from[2]) : 0.0f, left > 3 ? to_float(from[3]) : 0.0f};
 }
 
-// A weight of floats: `out` rows of `columns`, `stride` apart.
+// A weight of floats: `out` rows of `columns`.
 template <class T>
 struct PlainWeight {
     const T* values;
-    int64_t stride;
     int columns;
-    __device__ __forceinline__ void load(int out, int column, float* to) const {
-        load4_aligned(values + out * stride + column, columns - column, columns % 4 == 0 && stride % 4 == 0, to);
+    __device__ __forceinline__ float4 load(int out, int column) const {
+        return load4(values + int64_t(out) * columns + column);
+    }
+    __device__ __forceinline__ float4 load_narrow(int out, int column) const {
+        return load4_narrow(values + int64_t(out) * columns + column, columns - column);
     }
 };
 
@@ -58,21 +54,26 @@ __device__ __forceinline__ Pair gemm_tile(const Rows& rows, int num_rows, const 
     constexpr int ROW_LOADS = TILE_ROWS / 4, OUT_LOADS = TILE_OUTS / 4;
     const int t = threadIdx.x, quad = t % 32, group = t / 32;
     const bool aligned = columns % 4 == 0;
-    float next_x[ROW_LOADS][4], next_w[OUT_LOADS][4];
+    float4 next_x[ROW_LOADS], next_w[OUT_LOADS];
+    // No load depends on a condition, so that all are on their way at once: what lies outside is read at the
+    // border instead, and made zero (columns) or never stored (rows, outputs).
     const auto load = [&](int column) {
+        const bool inside = column < columns;
+        const int at = inside ? column : 0;
+        if (aligned) {
 #pragma unroll
-        for (int i = 0; i < OUT_LOADS; i++) {
-            const int out = first_out + group + 4 * i;
-            for (int j = 0; j < 4; j++) next_w[i][j] = 0.0f;
-            if (out < num_outs && column < columns) weight.load(out, column, next_w[i]);
-        }
+            for (int i = 0; i < OUT_LOADS; i++)
+                next_w[i] = weight.load(min(first_out + group + 4 * i, num_outs - 1), at);
 #pragma unroll
-        for (int i = 0; i < ROW_LOADS; i++) {
-            const int row = group + 4 * i;
-            for (int j = 0; j < 4; j++) next_x[i][j] = 0.0f;
-            if (row < num_rows && column < columns)
-                load4_aligned(rows(row) + column, columns - column, aligned, next_x[i]);
+            for (int i = 0; i < ROW_LOADS; i++) next_x[i] = load4(rows(min(group + 4 * i, num_rows - 1)) + at);
+        } else {
+            for (int i = 0; i < OUT_LOADS; i++)
+                next_w[i] = weight.load_narrow(min(first_out + group + 4 * i, num_outs - 1), at);
+            for (int i = 0; i < ROW_LOADS; i++)
+                next_x[i] = load4_narrow(rows(min(group + 4 * i, num_rows - 1)) + at, columns - at);
         }
+        if (!inside)
+            for (int i = 0; i < OUT_LOADS; i++) next_w[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     };
     Pair sum = {0.0f, 0.0f};
     load(4 * quad);
@@ -80,10 +81,10 @@ __device__ __forceinline__ Pair gemm_tile(const Rows& rows, int num_rows, const 
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < OUT_LOADS; i++)
-            for (int j = 0; j < 4; j++) memory.w[group + 4 * i][4 * quad + j] = next_w[i][j];
+            *reinterpret_cast<float4*>(&memory.w[group + 4 * i][4 * quad]) = next_w[i];
 #pragma unroll
         for (int i = 0; i < ROW_LOADS; i++)
-            for (int j = 0; j < 4; j++) memory.x[group + 4 * i][4 * quad + j] = next_x[i][j];
+            *reinterpret_cast<float4*>(&memory.x[group + 4 * i][4 * quad]) = next_x[i];
         __syncthreads();
         load(start + TILE_STEP + 4 * quad);  // on its way while this step is computed
         const float4* w = reinterpret_cast<const float4*>(memory.w[quad]);

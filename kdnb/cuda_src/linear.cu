@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     __shared__ TileMemory memory;
     const int first_row = blockIdx.y * TILE_ROWS, first_out = blockIdx.x * TILE_OUTS;
     const StridedRows from = {x + int64_t(first_row) * columns, columns};
-    const PlainWeight<Real> w = {weight, columns, columns};
+    const PlainWeight<Real> w = {weight, columns};
     const int num_rows = min(TILE_ROWS, rows - first_row);
     const Pair sum = gemm_tile<Real>(from, num_rows, w, first_out, outs, columns, memory);
     const int out = first_out + threadIdx.x % 32, row = threadIdx.x / 32;

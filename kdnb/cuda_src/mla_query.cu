@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(128)
     const int num_rows = min(QUERY_ROWS, rows - first_row);
     for (int i = threadIdx.x; i < QUERY_ROWS * NOPE_DIM; i += blockDim.x) {
         const int row = i / NOPE_DIM, k = i % NOPE_DIM;
-        const int64_t at = (int64_t(first_row + row) * HEADS + head) * Q_DIM + k;
-        nope[row][k] = row < num_rows ? to_float(q[at]) : 0.0f;
+        const int64_t at = (int64_t(first_row + min(row, num_rows - 1)) * HEADS + head) * Q_DIM + k;
+        nope[row][k] = to_float(q[at]);  // behind the last row: never stored
     }
     __syncthreads();
     const int column = blockIdx.x * QUERY_COLUMNS + threadIdx.x % QUERY_COLUMNS;

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     const int num_rows = min(TILE_ROWS, rows - first_row);
     const HeadRows from = {context + (int64_t(first_row) * HEADS + head) * KV_LORA_RANK};
     const Real* weight = kv_b + (int64_t(head) * (NOPE_DIM + V_HEAD_DIM) + NOPE_DIM) * KV_LORA_RANK;
-    const PlainWeight<Real> w = {weight, KV_LORA_RANK, KV_LORA_RANK};
+    const PlainWeight<Real> w = {weight, KV_LORA_RANK};
     const Pair sum = gemm_tile<Real>(from, num_rows, w, first_out, V_HEAD_DIM, KV_LORA_RANK, memory);
     const int out = first_out + threadIdx.x % 32, row = threadIdx.x / 32;
     if (out >= V_HEAD_DIM) return;

@@ -6,15 +6,17 @@
 //          depth), ranks int32; scores double; log_probs float; visible uint64 [.., WORDS]; num_nodes int32.
 //          Slots behind the last node hold token 0 at the root's position, seeing themselves only
 // Grid     (1); block a power of two, 1,024 at most
-// Shared   (8 + 4) * SORT_SIZE, plus, where it fits, 14 * MAX_DEPTH * NODE_BUDGET + 16 * NODE_BUDGET; dynamic
+// Shared   (8 + 4) * SORT_SIZE, plus, where it fits, 14 * MAX_DEPTH * NODE_BUDGET + 16 * NODE_BUDGET + 4 * K;
+//          dynamic
 // Limits   NODE_BUDGET to 1,024, MAX_DEPTH to 32. Scores that differ exactly but not in float64 (log-probs near
 //          1e-12 beside others near -30) may be taken in another order at the very cut of the budget
 // Twin     kdnb.reference.tree_build
 // Why      A heap pops one node after another. Depth by depth instead: the nodes of a depth are the best sums of
 //          a parent (sorted) and a rank (sorted), and the pair (i, r) has (i + 1) (r + 1) - 1 pairs before it, so
-//          that about NODE_BUDGET * ln(NODE_BUDGET) pairs can matter; far fewer once the budget's worth of
-//          nodes is known and all that score below the worst of them are left out. One sort per depth, then
-//          every node finds its place among all depths by binary search.
+//          that about NODE_BUDGET * ln(NODE_BUDGET) pairs can matter; far fewer once all are left out that
+//          score below the budget's worth of known nodes: at first the children of the chain of best tokens,
+//          then all of the depths before. One sort per depth, then every node finds its place among all depths
+//          by binary search.
 #include "common.cuh"
 
 constexpr int WORDS = (NODE_BUDGET + 1 + 63) / 64;
@@ -85,6 +87,29 @@ __device__ int num_above(const double* values, int count, double x, bool or_equa
     return low;
 }
 
+// The NODE_BUDGET-th best score among the children of the chain of best tokens: no node below it is taken.
+__device__ void bound_by_chain(const float* top_log_probs, const double* chain, double* bound) {
+    for (int entry = threadIdx.x; entry < MAX_DEPTH * K; entry += blockDim.x) {
+        const int depth = entry / K, rank = entry % K;
+        const double score = chain[depth] + double(top_log_probs[entry]);
+        int place = rank;
+        for (int other = 0; other < MAX_DEPTH; other++) {
+            if (other == depth) continue;
+            int low = 0, high = K;  // how many of that depth come before; of equal scores the lower depth
+            while (low < high) {
+                const int middle = (low + high) / 2;
+                const double theirs = chain[other] + double(top_log_probs[other * K + middle]);
+                if (theirs > score || (theirs == score && other < depth))
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            place += low;
+        }
+        if (place == NODE_BUDGET - 1) *bound = score;
+    }
+}
+
 extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_probs, const int* root_id,
                                       const int* prefix_len, int* token_ids, int* parents, int* depths,
                                       int* positions, int* ranks, double* scores, float* log_probs,
@@ -100,6 +125,8 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     levels.parent = reinterpret_cast<short*>(levels.score + LEVEL_NODES);
     levels.rank = levels.parent + LEVEL_NODES;
     levels.place = levels.rank + LEVEL_NODES;
+    float* of_rank = reinterpret_cast<float*>(levels.place + LEVEL_NODES);  // log-probs of a level's ranks
+    __shared__ double chain[MAX_DEPTH], bound;  // scores of the chain of best tokens, the root's first
     __shared__ int count[MAX_DEPTH];
     __shared__ short first_of[NODE_BUDGET];  // children of every parent, then their running sum
     const int t = threadIdx.x;
@@ -110,12 +137,23 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         levels.parent[r] = -1, levels.rank[r] = short(r);
     }
     if (t < MAX_DEPTH) count[t] = t ? 0 : num_known;
+    if (t == 0) {
+        bound = WORST;
+        chain[0] = 0.0;
+        for (int depth = 1; depth < MAX_DEPTH; depth++)
+            chain[depth] = chain[depth - 1] + double(top_log_probs[(depth - 1) * K]);
+    }
+    __syncthreads();
+    bound_by_chain(top_log_probs, chain, &bound);
+    __syncthreads();
+    if (t == 0) count[0] = num_above(levels.score, num_known, bound, true);
     __syncthreads();
     for (int level = 1; level < MAX_DEPTH; level++) {
         const double* parent_score = levels.score + Levels::at(level - 1, 0);
-        const float* of_rank = top_log_probs + level * K;
-        const double worst = num_known == NODE_BUDGET ? known[NODE_BUDGET - 1] : WORST;
+        const double worst = max(bound, num_known == NODE_BUDGET ? known[NODE_BUDGET - 1] : WORST);
         const int num_parents = count[level - 1];
+        for (int r = t; r < K; r += blockDim.x) of_rank[r] = top_log_probs[level * K + r];
+        __syncthreads();
         // how many children of every parent can matter
         for (int i = t; i < num_parents; i += blockDim.x) {
             int low = 0, high = min(K, NODE_BUDGET / (i + 1));
@@ -202,13 +240,15 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         levels.place[entry] = short(min(place, NODE_BUDGET));
     }
     __syncthreads();
+    int* parent_of = reinterpret_cast<int*>(sort_score);  // the sorts are over: their memory serves the masks
     for (int entry = t; entry < LEVEL_NODES; entry += blockDim.x) {
         const int level = entry / NODE_BUDGET, i = entry % NODE_BUDGET;
         if (i >= count[level] || levels.place[entry] >= NODE_BUDGET) continue;
         const int node = levels.place[entry] + 1, rank = levels.rank[entry];
         token_ids[node] = top_ids[level * K + rank];
-        parents[node] = level ? levels.place[Levels::at(level - 1, levels.parent[entry])] + 1 : 0;
+        parent_of[node] = parents[node] = level ? levels.place[Levels::at(level - 1, levels.parent[entry])] + 1 : 0;
         depths[node] = level + 1;
+        positions[node] = *prefix_len + level + 1;
         ranks[node] = rank;
         scores[node] = levels.score[entry];
         log_probs[node] = top_log_probs[level * K + rank];
@@ -217,15 +257,16 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     for (int node = t; node <= NODE_BUDGET; node += blockDim.x)
         if (node == 0 || node > last) {
             token_ids[node] = node ? 0 : *root_id;
-            parents[node] = -1, depths[node] = 0, ranks[node] = 0;
+            parent_of[node] = parents[node] = -1;
+            depths[node] = ranks[node] = 0;
+            positions[node] = *prefix_len;
             scores[node] = 0.0, log_probs[node] = 0.0f;
         }
     if (t == 0) *num_nodes = last + 1;
     __syncthreads();
-    for (int node = t; node <= NODE_BUDGET; node += blockDim.x) positions[node] = *prefix_len + depths[node];
     for (int i = t; i < (NODE_BUDGET + 1) * WORDS; i += blockDim.x) {
         uint64_t bits = 0;
-        for (int node = i / WORDS; node >= 0; node = parents[node])
+        for (int node = i / WORDS; node >= 0; node = parent_of[node])
             if (node / 64 == i % WORDS) bits |= uint64_t(1) << (node % 64);
         visible[i] = bits;
     }

@@ -41,29 +41,42 @@ __device__ __forceinline__ int nth_visible(const uint64_t* words, int n) {
     return 64 * w + __ffsll(bits) - 1;
 }
 
-// Cache rows of a tile into shared memory; zeros behind the last row and the last column.
+// 16 bytes of a cache row as floats in shared memory.
+__device__ __forceinline__ void unpack(uint4 v, float* to) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    if constexpr (sizeof(Real) == 4) {
+        *reinterpret_cast<uint4*>(to) = v;
+    } else {
+        float4* out = reinterpret_cast<float4*>(to);
+        for (int j = 0; j < 2; j++)
+            out[j] = {__uint_as_float(words[2 * j] << 16), __uint_as_float(words[2 * j] & 0xffff0000u),
+                      __uint_as_float(words[2 * j + 1] << 16), __uint_as_float(words[2 * j + 1] & 0xffff0000u)};
+    }
+}
+
+// Cache rows of a tile into shared memory. Behind the last row its neighbour is read again, as its score is
+// minus infinity anyway: so no load depends on a condition, and all are on their way at once.
 __device__ __forceinline__ void load_keys(const Real* cache, const int* rows, int count, float* keys) {
-    constexpr int STEP = HAS_VECTORS ? VECTOR : 1, PIECES = WIDTH / STEP;
-    static_assert(sizeof(uint4) == 16, "a load of 16 bytes");
-#pragma unroll 4
-    for (int i = threadIdx.x; i < KEY_TILE * PIECES; i += THREADS) {
-        const int key = i / PIECES, d = i % PIECES * STEP;
-        float* to = keys + key * KEY_STRIDE + d;
-        if (key >= count) {
-            for (int j = 0; j < STEP; j++) to[j] = 0.0f;
-        } else if constexpr (HAS_VECTORS) {
-            const uint4 v = *reinterpret_cast<const uint4*>(cache + int64_t(rows[key]) * WIDTH + d);
-            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-            for (int j = 0; j < 4; j++) {
-                if constexpr (sizeof(Real) == 4) {
-                    to[j] = __uint_as_float(words[j]);
-                } else {
-                    to[2 * j] = __uint_as_float(words[j] << 16);
-                    to[2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u);
-                }
+    if constexpr (HAS_VECTORS) {
+        constexpr int PIECES = WIDTH / VECTOR, TOTAL = KEY_TILE * PIECES, LOADS = 9;
+        for (int first = threadIdx.x; first < TOTAL; first += LOADS * THREADS) {
+            uint4 values[LOADS];
+#pragma unroll
+            for (int i = 0; i < LOADS; i++) {
+                const int piece = min(first + i * THREADS, TOTAL - 1);
+                const int key = min(piece / PIECES, count - 1);
+                values[i] = *reinterpret_cast<const uint4*>(cache + int64_t(rows[key]) * WIDTH + piece % PIECES * VECTOR);
             }
-        } else {
-            *to = to_float(cache[int64_t(rows[key]) * WIDTH + d]);
+#pragma unroll
+            for (int i = 0; i < LOADS; i++) {
+                const int piece = first + i * THREADS;
+                if (piece < TOTAL) unpack(values[i], keys + piece / PIECES * KEY_STRIDE + piece % PIECES * VECTOR);
+            }
+        }
+    } else {
+        for (int i = threadIdx.x; i < KEY_TILE * WIDTH; i += THREADS) {
+            const int key = i / WIDTH, d = i % WIDTH;
+            keys[key * KEY_STRIDE + d] = to_float(cache[int64_t(rows[min(key, count - 1)]) * WIDTH + d]);
         }
     }
     for (int i = threadIdx.x; i < KEY_TILE * (KEY_STRIDE - WIDTH); i += THREADS)

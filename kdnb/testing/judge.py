@@ -75,7 +75,7 @@ class Judge:
         got = self._host(case, got, want)
         finite = want[np.isfinite(want)]
         rms = float(np.sqrt(np.square(finite).mean())) if finite.size else 0.0
-        allowed = np.full(want.shape, FLOAT32_ERROR * rms)
+        allowed = FLOAT32_ERROR * (rms + np.abs(want))
         if not in_float32:
             allowed += BF16_ROUNDING * np.abs(want)
         if on_the_way and self.backend.real != FLOAT32:
