@@ -75,14 +75,16 @@ def tree_build_shape(node_budget: int, max_depth: int, k: int) -> tuple[dict[str
     sort_size = 1 << max(1, (pairs - 1).bit_length())
     levels = _levels_bytes(node_budget, max_depth, k)
     in_shared = 12 * sort_size + levels <= SHARED_LIMIT
+    threads = min(512 if node_budget <= 256 else 1024, max(32, sort_size // 2))
     constants = {
         "NODE_BUDGET": node_budget,
         "MAX_DEPTH": max_depth,
         "K": k,
         "SORT_SIZE": sort_size,
         "IN_SHARED": in_shared,
+        "THREADS": threads,
     }
-    return constants, min(1024, max(32, sort_size)), 12 * sort_size + (levels if in_shared else 0)
+    return constants, threads, 12 * sort_size + (levels if in_shared else 0)
 
 
 def accept_tree(

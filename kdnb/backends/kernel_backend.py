@@ -366,7 +366,7 @@ class KernelBackend:
         keys, length = self._layer(cache, layer), self._length(prefix_len)
         words = 0 if mask is None else mask.shape[1]
         quads = -(-width // 4)
-        shared = 16 * (HEAD_GROUP * quads + KEY_TILE * (quads | 1))
+        shared = 16 * (HEAD_GROUP + KEY_TILE) * (quads | 1)
         for first in range(0, rows, step):
             count = min(step, rows - first)
             self.launch(

@@ -5,7 +5,7 @@
 // Outputs  per node, [NODE_BUDGET + 1], the root first: token_ids, parents, depths, positions (prefix_len +
 //          depth), ranks int32; scores double; log_probs float; visible uint64 [.., WORDS]; num_nodes int32.
 //          Slots behind the last node hold token 0 at the root's position, seeing themselves only
-// Grid     (1); block a power of two, 1,024 at most
+// Grid     (1); block THREADS, a power of two from 32 to 1,024
 // Shared   (8 + 4) * SORT_SIZE, plus, where it fits, 14 * MAX_DEPTH * NODE_BUDGET + 16 * NODE_BUDGET + 4 * K;
 //          dynamic
 // Limits   NODE_BUDGET to 1,024, MAX_DEPTH to 32. Scores that differ exactly but not in float64 (log-probs near
@@ -59,9 +59,8 @@ __device__ bool candidate_before(const Levels& levels, int level, double sa, uin
 __device__ void sort_candidates(const Levels& levels, int level, double* score, uint32_t* who, int size) {
     for (int run = 2; run <= size; run *= 2)
         for (int by = run / 2; by; by /= 2) {
-            for (int i = threadIdx.x; i < size; i += blockDim.x) {
-                const int j = i ^ by;
-                if (j < i) continue;
+            for (int pair = threadIdx.x; pair < size / 2; pair += THREADS) {
+                const int i = pair / by * 2 * by + pair % by, j = i + by;
                 const bool swapped = candidate_before(levels, level, score[j], who[j], score[i], who[i]);
                 if (swapped != ((i & run) != 0) && who[i] != who[j]) {
                     const double s = score[i];
@@ -70,8 +69,13 @@ __device__ void sort_candidates(const Levels& levels, int level, double* score, 
                     score[j] = s, who[j] = w;
                 }
             }
-            __syncthreads();
+            // up to 32 apart a warp's pairs are its own 64 values, at this step and at the next
+            if (by > 32 || (by == 1 && run >= 64))
+                __syncthreads();
+            else
+                __syncwarp();
         }
+    __syncthreads();
 }
 
 // How many of `count` descending values are above x; with `or_equal`, also those equal to it.
@@ -122,10 +126,10 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     double* known = reinterpret_cast<double*>(rest);  // the best scores of all levels so far, two buffers
     Levels levels;
     levels.score = known + 2 * NODE_BUDGET;
-    levels.parent = reinterpret_cast<short*>(levels.score + LEVEL_NODES);
+    float* of_rank = reinterpret_cast<float*>(levels.score + LEVEL_NODES);  // log-probs of a level's ranks
+    levels.parent = reinterpret_cast<short*>(of_rank + K);  // wide values first: all are aligned
     levels.rank = levels.parent + LEVEL_NODES;
     levels.place = levels.rank + LEVEL_NODES;
-    float* of_rank = reinterpret_cast<float*>(levels.place + LEVEL_NODES);  // log-probs of a level's ranks
     __shared__ double chain[MAX_DEPTH], bound;  // scores of the chain of best tokens, the root's first
     __shared__ int count[MAX_DEPTH];
     __shared__ short first_of[NODE_BUDGET];  // children of every parent, then their running sum
@@ -168,12 +172,17 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         }
         __syncthreads();
         for (int by = 1; by < num_parents; by *= 2) {  // running sum, up to and with parent i
-            int before[(NODE_BUDGET + 31) / 32];  // a thread has at most that many parents
-            int mine = 0;
-            for (int i = t; i < num_parents; i += blockDim.x) before[mine++] = i >= by ? first_of[i - by] : 0;
+            constexpr int EACH = (NODE_BUDGET + THREADS - 1) / THREADS;
+            int before[EACH];
+#pragma unroll
+            for (int m = 0; m < EACH; m++) {
+                const int i = t + m * THREADS;
+                before[m] = i >= by && i < num_parents ? first_of[i - by] : 0;
+            }
             __syncthreads();
-            mine = 0;
-            for (int i = t; i < num_parents; i += blockDim.x) first_of[i] = short(first_of[i] + before[mine++]);
+#pragma unroll
+            for (int m = 0; m < EACH; m++)
+                if (t + m * THREADS < num_parents) first_of[t + m * THREADS] += short(before[m]);
             __syncthreads();
         }
         const int num_candidates = num_parents ? first_of[num_parents - 1] : 0;

@@ -7,7 +7,7 @@
 //          the sum) and stats float [rows, HEADS, splits, 2] = (largest score, sum of exponentials)
 //          merge_splits: context Real [rows, HEADS, KV_LORA_RANK]
 // Grid     verify_attention (splits, ceil(HEADS / 8), rows); merge_splits (HEADS, rows); block 128
-// Shared   (8 * QUERY_STRIDE + 16 * KEY_STRIDE) floats, dynamic: 56 KB at 512 + 64
+// Shared   24 * KEY_STRIDE floats, dynamic (56 KB at 512 + 64), and 10 KB, static
 // Limits   any number of heads, any dims; 64-bit offsets; splits * KEYS_PER_SPLIT covers the keys
 // Twin     kdnb.reference.verify_attention
 // Why      a row reads its visible keys gathered in order, as if nothing else had ever been in the window: the
@@ -20,8 +20,9 @@ constexpr int HEAD_GROUP = 8;
 constexpr int KEY_TILE = 16;
 constexpr int THREADS = HEAD_GROUP * KEY_TILE;  // one score each
 constexpr int QUADS = (WIDTH + 3) / 4;
-constexpr int QUERY_STRIDE = 4 * QUADS;
-constexpr int KEY_STRIDE = 4 * (QUADS | 1);  // an odd number of float4: eight keys fall into different banks
+constexpr int KEY_STRIDE = 4 * (QUADS | 1);  // an odd number of float4: rows side by side fall into other banks
+constexpr int QUERY_STRIDE = KEY_STRIDE;
+constexpr int SLICES = 16;  // of the columns, in scores
 constexpr int COLUMN_GROUPS = (KV_LORA_RANK + 4 * THREADS - 1) / (4 * THREADS);  // of four columns per thread
 constexpr int VECTOR = 16 / sizeof(Real);  // values of one load
 constexpr bool HAS_VECTORS = WIDTH % VECTOR == 0;
@@ -83,12 +84,38 @@ __device__ __forceinline__ void load_keys(const Real* cache, const int* rows, in
         keys[i / (KEY_STRIDE - WIDTH) * KEY_STRIDE + WIDTH + i % (KEY_STRIDE - WIDTH)] = 0.0f;
 }
 
+// Scores of the tile, each over one sixteenth of the columns: a thread takes four heads and four keys, so that
+// a value from shared memory serves four products.
+__device__ __forceinline__ void add_up_slices(const float* queries, const float* keys,
+                                              float (*partial_scores)[THREADS]) {
+    const int slice = threadIdx.x / 8, first_head = threadIdx.x % 8 / 4, first_key = threadIdx.x % 4;
+    float score[4][4] = {};
+    for (int quad = slice; quad < QUADS; quad += SLICES) {
+        float4 q[4], k[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            q[i] = *reinterpret_cast<const float4*>(queries + (first_head + 2 * i) * QUERY_STRIDE + 4 * quad);
+            k[i] = *reinterpret_cast<const float4*>(keys + (first_key + 4 * i) * KEY_STRIDE + 4 * quad);
+        }
+#pragma unroll
+        for (int h = 0; h < 4; h++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                score[h][i] += q[h].x * k[i].x + q[h].y * k[i].y + q[h].z * k[i].z + q[h].w * k[i].w;
+    }
+#pragma unroll
+    for (int h = 0; h < 4; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            partial_scores[slice][(first_head + 2 * h) * KEY_TILE + first_key + 4 * i] = score[h][i];
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     verify_attention(const Real* query, const Real* cache, const int* prefix_len, const uint64_t* visible,
                      int num_words, float softmax_scale, float* partial, float* stats, int first_row) {
     DYNAMIC_SHARED(float, queries);
     float* keys = queries + HEAD_GROUP * QUERY_STRIDE;
-    __shared__ float scores[HEAD_GROUP][KEY_TILE], shrink[HEAD_GROUP];
+    __shared__ float partial_scores[SLICES][THREADS], scores[HEAD_GROUP][KEY_TILE], shrink[HEAD_GROUP];
     __shared__ float4 weights[KEY_TILE][HEAD_GROUP / 4];
     __shared__ int key_rows[KEY_TILE];
     const int t = threadIdx.x, split = blockIdx.x, first_head = blockIdx.y * HEAD_GROUP;
@@ -124,12 +151,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         load_keys(cache, key_rows, count, keys);
         __syncthreads();
-        const float4* q = reinterpret_cast<const float4*>(queries + my_head * QUERY_STRIDE);
-        const float4* k = reinterpret_cast<const float4*>(keys + my_key * KEY_STRIDE);
+        add_up_slices(queries, keys, partial_scores);
+        __syncthreads();
         float score = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < QUADS; i++)
-            score += q[i].x * k[i].x + q[i].y * k[i].y + q[i].z * k[i].z + q[i].w * k[i].w;
+        for (int slice = 0; slice < SLICES; slice++) score += partial_scores[slice][t];
         if (my_key >= count) score = MINUS_INFINITY;
         scores[my_head][my_key] = score;
         __syncthreads();

@@ -62,7 +62,9 @@ class Judge:
         got = self._host(case, got, want)
         self._compare(case, got, want, np.zeros(want.shape))
 
-    def close(self, case: str, got: Any, want: Floats, *, on_the_way: bool = False) -> None:
+    def close(
+        self, case: str, got: Any, want: Floats, *, on_the_way: bool = False, terms: int = 1
+    ) -> None:
         """Floats: to the rounding of the dtype they are stored in.
 
         Args:
@@ -70,12 +72,13 @@ class Judge:
             got: What the backend computed.
             want: The float64 value.
             on_the_way: Whether the op stores values of its own before the result.
+            terms: Of the longest sum; its rounding grows with the root of it.
         """
         in_float32 = getattr(got, "dtype", FLOAT32) == FLOAT32
         got = self._host(case, got, want)
         finite = want[np.isfinite(want)]
         rms = float(np.sqrt(np.square(finite).mean())) if finite.size else 0.0
-        allowed = FLOAT32_ERROR * (rms + np.abs(want))
+        allowed = FLOAT32_ERROR * max(1.0, terms / 1024) ** 0.5 * (rms + np.abs(want))
         if not in_float32:
             allowed += BF16_ROUNDING * np.abs(want)
         if on_the_way and self.backend.real != FLOAT32:

@@ -66,9 +66,9 @@ def check_linear(judge: Judge) -> None:
         weight, held = judge.floats(outs, columns, scale=columns**-0.5)
         bias, held_bias = judge.vector(outs)
         want = linear(held_x, held)
-        judge.close(f"linear {case}", b.linear(x, weight), want)
-        judge.close(f"linear with bias {case}", b.linear(x, weight, bias), want + held_bias)
-        judge.close(f"logits {case}", b.logits(x, weight), want)
+        judge.close(f"linear {case}", b.linear(x, weight), want, terms=x.shape[1])
+        judge.close(f"linear with bias {case}", b.linear(x, weight, bias), want + held_bias, terms=x.shape[1])
+        judge.close(f"logits {case}", b.logits(x, weight), want, terms=x.shape[1])
         with b.row_by_row():
             together = b.download(b.linear(x, weight))
             alone = b.download(b.linear(b.put(b.device.read(x)[-1:]), weight))
