@@ -26,7 +26,7 @@ FLOAT32, INT32, UINT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.u
 THREADS = 128
 TILE_OUTS, TILE_ROWS = 32, 8  # of gemm_tile.cuh
 QUERY_COLUMNS = 64  # of mla_query.cu
-HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 128  # of verify_attention.cu
+HEAD_GROUP, KEY_TILE, KEYS_PER_SPLIT = 8, 16, 64  # of verify_attention.cu
 LIBRARY_SIZE = 1 << 17  # of a weight from which on cuBLAS is faster than the plain kernel
 PARTIAL_BYTES = 256 << 20  # of splits' results at once: wide prefill goes in parts
 MAX_TOP_K = 8192
@@ -249,7 +249,7 @@ class KernelBackend:
         tops = self.empty((rows,), FLOAT32)
         arguments = [self._as_float(logits), ids, log_probs, tops, vocab_size, k]
         threads = _threads_for(max(vocab_size // 4, k))
-        self.launch("top_k", "top_k", (rows,), arguments, block=threads, shared=8 * k)
+        self.launch("top_k", "top_k", (rows,), arguments, block=threads, shared=16 * (k // 2 + 1))
         return ids, log_probs, tops
 
     def argmax(self, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray, DeviceArray]:

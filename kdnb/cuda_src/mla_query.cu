@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(128)
     __shared__ float nope[QUERY_ROWS][NOPE_DIM];
     const int head = blockIdx.y, first_row = blockIdx.z * QUERY_ROWS;
     const int num_rows = min(QUERY_ROWS, rows - first_row);
-    for (int i = threadIdx.x; i < QUERY_ROWS * NOPE_DIM; i += blockDim.x) {
+#pragma unroll 8
+    for (int i = threadIdx.x; i < QUERY_ROWS * NOPE_DIM; i += 128) {
         const int row = i / NOPE_DIM, k = i % NOPE_DIM;
         const int64_t at = (int64_t(first_row + min(row, num_rows - 1)) * HEADS + head) * Q_DIM + k;
         nope[row][k] = to_float(q[at]);  // behind the last row: never stored
@@ -31,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (column < KV_LORA_RANK) {
         const Real* w = kv_b + int64_t(head) * (NOPE_DIM + V_HEAD_DIM) * KV_LORA_RANK + column;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 16
+#pragma unroll 32
         for (int k = 0; k < NOPE_DIM; k++) {
             const float v = to_float(w[int64_t(k) * KV_LORA_RANK]);
             for (int r = 0; r < 4; r++) sum[r] += nope[group * 4 + r][k] * v;

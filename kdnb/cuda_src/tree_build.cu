@@ -15,11 +15,12 @@
 //          a parent (sorted) and a rank (sorted), and the pair (i, r) has (i + 1) (r + 1) - 1 pairs before it, so
 //          that about NODE_BUDGET * ln(NODE_BUDGET) pairs can matter; far fewer once all are left out that
 //          score below the budget's worth of known nodes: at first the children of the chain of best tokens,
-//          then all of the depths before. One sort per depth, then every node finds its place among all depths
-//          by binary search.
+//          then all of the depths before. Few candidates of a depth are put in order by
+//          counting, many by a sort; then every node finds its place among all depths by binary search.
 #include "common.cuh"
 
 constexpr int WORDS = (NODE_BUDGET + 1 + 63) / 64;
+constexpr int COUNTED = 640;  // candidates up to which counting is faster than sorting
 constexpr uint32_t NOTHING = 0xffffffffu;
 #define WORST __longlong_as_double(0xfff0000000000000ll)  // minus infinity
 
@@ -60,7 +61,7 @@ __device__ void sort_candidates(const Levels& levels, int level, double* score, 
     for (int run = 2; run <= size; run *= 2)
         for (int by = run / 2; by; by /= 2) {
             for (int pair = threadIdx.x; pair < size / 2; pair += THREADS) {
-                const int i = pair / by * 2 * by + pair % by, j = i + by;
+                const int i = (pair & ~(by - 1)) * 2 + (pair & (by - 1)), j = i + by;
                 const bool swapped = candidate_before(levels, level, score[j], who[j], score[i], who[i]);
                 if (swapped != ((i & run) != 0) && who[i] != who[j]) {
                     const double s = score[i];
@@ -91,15 +92,17 @@ __device__ int num_above(const double* values, int count, double x, bool or_equa
     return low;
 }
 
-// The NODE_BUDGET-th best score among the children of the chain of best tokens: no node below it is taken.
+// A score that no taken node is below: the NODE_BUDGET-th best among the first children of the chain of best
+// tokens. Twice as many children as nodes are enough for a good one.
 __device__ void bound_by_chain(const float* top_log_probs, const double* chain, double* bound) {
-    for (int entry = threadIdx.x; entry < MAX_DEPTH * K; entry += blockDim.x) {
-        const int depth = entry / K, rank = entry % K;
-        const double score = chain[depth] + double(top_log_probs[entry]);
+    constexpr int WANTED = 2 * NODE_BUDGET / MAX_DEPTH + 1, RANKS = K < WANTED ? K : WANTED;
+    for (int entry = threadIdx.x; entry < MAX_DEPTH * RANKS; entry += THREADS) {
+        const int depth = entry / RANKS, rank = entry % RANKS;
+        const double score = chain[depth] + double(top_log_probs[depth * K + rank]);
         int place = rank;
         for (int other = 0; other < MAX_DEPTH; other++) {
             if (other == depth) continue;
-            int low = 0, high = K;  // how many of that depth come before; of equal scores the lower depth
+            int low = 0, high = RANKS;  // how many of that depth come before; of equal scores the lower depth
             while (low < high) {
                 const int middle = (low + high) / 2;
                 const double theirs = chain[other] + double(top_log_probs[other * K + middle]);
@@ -114,7 +117,7 @@ __device__ void bound_by_chain(const float* top_log_probs, const double* chain, 
     }
 }
 
-extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_probs, const int* root_id,
+extern "C" __global__ void __launch_bounds__(THREADS) tree_build(const int* top_ids, const float* top_log_probs, const int* root_id,
                                       const int* prefix_len, int* token_ids, int* parents, int* depths,
                                       int* positions, int* ranks, double* scores, float* log_probs,
                                       uint64_t* visible, int* num_nodes, char* workspace) {
@@ -136,7 +139,7 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     const int t = threadIdx.x;
 
     int num_known = min(K, NODE_BUDGET);
-    for (int r = t; r < num_known; r += blockDim.x) {
+    for (int r = t; r < num_known; r += THREADS) {
         levels.score[r] = known[r] = double(top_log_probs[r]);
         levels.parent[r] = -1, levels.rank[r] = short(r);
     }
@@ -156,10 +159,10 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         const double* parent_score = levels.score + Levels::at(level - 1, 0);
         const double worst = max(bound, num_known == NODE_BUDGET ? known[NODE_BUDGET - 1] : WORST);
         const int num_parents = count[level - 1];
-        for (int r = t; r < K; r += blockDim.x) of_rank[r] = top_log_probs[level * K + r];
+        for (int r = t; r < K; r += THREADS) of_rank[r] = top_log_probs[level * K + r];
         __syncthreads();
         // how many children of every parent can matter
-        for (int i = t; i < num_parents; i += blockDim.x) {
+        for (int i = t; i < num_parents; i += THREADS) {
             int low = 0, high = min(K, NODE_BUDGET / (i + 1));
             while (low < high) {
                 const int middle = (low + high) / 2;
@@ -187,10 +190,7 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         }
         const int num_candidates = num_parents ? first_of[num_parents - 1] : 0;
         if (num_candidates == 0) break;
-        int size = 2;
-        while (size < num_candidates) size *= 2;
-        for (int i = num_candidates + t; i < size; i += blockDim.x) sort_score[i] = WORST, sort_who[i] = NOTHING;
-        for (int j = t; j < num_candidates; j += blockDim.x) {
+        for (int j = t; j < num_candidates; j += THREADS) {
             int low = 0, high = num_parents - 1;  // the first parent whose running sum exceeds j
             while (low < high) {
                 const int middle = (low + high) / 2;
@@ -204,35 +204,62 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
             sort_who[j] = uint32_t(low) << 16 | uint32_t(r);
         }
         __syncthreads();
-        sort_candidates(levels, level, sort_score, sort_who, size);
         const int kept = min(NODE_BUDGET, num_candidates);
-        for (int i = t; i < kept; i += blockDim.x) {
-            const int at = Levels::at(level, i);
-            levels.score[at] = sort_score[i];
-            levels.parent[at] = short(sort_who[i] >> 16);
-            levels.rank[at] = short(sort_who[i] & 0xffffu);
+        double* level_score = levels.score + Levels::at(level, 0);
+        short *level_parent = levels.parent + Levels::at(level, 0), *level_rank = levels.rank + Levels::at(level, 0);
+        if (num_candidates <= COUNTED) {  // a candidate's place is the number of candidates before it
+            for (int j = t; j < num_candidates; j += THREADS) {
+                const double score = sort_score[j];
+                const uint32_t who = sort_who[j];
+                int place = 0;
+#pragma unroll 4
+                for (int other = 0; other < num_candidates; other++) {
+                    const double theirs = sort_score[other];
+                    place += theirs > score;
+                    if (theirs == score && other != j)
+                        place += candidate_before(levels, level, theirs, sort_who[other], score, who);
+                }
+                if (place >= NODE_BUDGET) continue;
+                level_score[place] = score;
+                level_parent[place] = short(who >> 16);
+                level_rank[place] = short(who & 0xffffu);
+            }
+        } else {
+            int size = 2;
+            while (size < num_candidates) size *= 2;
+            for (int i = num_candidates + t; i < size; i += THREADS) sort_score[i] = WORST, sort_who[i] = NOTHING;
+            __syncthreads();
+            sort_candidates(levels, level, sort_score, sort_who, size);
+            for (int i = t; i < kept; i += THREADS) {
+                level_score[i] = sort_score[i];
+                level_parent[i] = short(sort_who[i] >> 16);
+                level_rank[i] = short(sort_who[i] & 0xffffu);
+            }
         }
+        __syncthreads();
         // merge the scores: the worst of the budget's worth bounds the next level
         double* merged = known == reinterpret_cast<double*>(rest) ? known + NODE_BUDGET : known - NODE_BUDGET;
-        for (int i = t; i < num_known + kept; i += blockDim.x) {
+        for (int i = t; i < num_known + kept; i += THREADS) {
             const bool old = i < num_known;
             const int j = old ? i : i - num_known;
-            const double x = old ? known[j] : sort_score[j];
-            const int place = j + (old ? num_above(sort_score, kept, x, false) : num_above(known, num_known, x, true));
+            const double x = old ? known[j] : level_score[j];
+            const int place = j + (old ? num_above(level_score, kept, x, false) : num_above(known, num_known, x, true));
             if (place < NODE_BUDGET) merged[place] = x;
         }
         __syncthreads();
         known = merged;
         num_known = min(NODE_BUDGET, num_known + kept);
         if (t == 0)
-            count[level] = num_known == NODE_BUDGET ? num_above(sort_score, kept, known[NODE_BUDGET - 1], true) : kept;
+            count[level] = num_known == NODE_BUDGET ? num_above(level_score, kept, known[NODE_BUDGET - 1], true) : kept;
         __syncthreads();
     }
 
     // every node's place among all levels
-    for (int entry = t; entry < LEVEL_NODES; entry += blockDim.x) {
-        const int level = entry / NODE_BUDGET, i = entry % NODE_BUDGET;
-        if (i >= count[level]) continue;
+    for (int n = t;; n += THREADS) {
+        int level = 0, i = n;  // the n-th entry that counts
+        while (level < MAX_DEPTH && i >= count[level]) i -= count[level++];
+        if (level == MAX_DEPTH) break;
+        const int entry = Levels::at(level, i);
         int place = i;
         for (int other = 0; other < MAX_DEPTH; other++) {
             if (other == level) continue;
@@ -250,9 +277,12 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
     }
     __syncthreads();
     int* parent_of = reinterpret_cast<int*>(sort_score);  // the sorts are over: their memory serves the masks
-    for (int entry = t; entry < LEVEL_NODES; entry += blockDim.x) {
-        const int level = entry / NODE_BUDGET, i = entry % NODE_BUDGET;
-        if (i >= count[level] || levels.place[entry] >= NODE_BUDGET) continue;
+    for (int n = t;; n += THREADS) {
+        int level = 0, i = n;
+        while (level < MAX_DEPTH && i >= count[level]) i -= count[level++];
+        if (level == MAX_DEPTH) break;
+        const int entry = Levels::at(level, i);
+        if (levels.place[entry] >= NODE_BUDGET) continue;
         const int node = levels.place[entry] + 1, rank = levels.rank[entry];
         token_ids[node] = top_ids[level * K + rank];
         parent_of[node] = parents[node] = level ? levels.place[Levels::at(level - 1, levels.parent[entry])] + 1 : 0;
@@ -263,7 +293,7 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         log_probs[node] = top_log_probs[level * K + rank];
     }
     const int last = num_known;  // nodes besides the root
-    for (int node = t; node <= NODE_BUDGET; node += blockDim.x)
+    for (int node = t; node <= NODE_BUDGET; node += THREADS)
         if (node == 0 || node > last) {
             token_ids[node] = node ? 0 : *root_id;
             parent_of[node] = parents[node] = -1;
@@ -273,7 +303,7 @@ extern "C" __global__ void tree_build(const int* top_ids, const float* top_log_p
         }
     if (t == 0) *num_nodes = last + 1;
     __syncthreads();
-    for (int i = t; i < (NODE_BUDGET + 1) * WORDS; i += blockDim.x) {
+    for (int i = t; i < (NODE_BUDGET + 1) * WORDS; i += THREADS) {
         uint64_t bits = 0;
         for (int node = i / WORDS; node >= 0; node = parent_of[node])
             if (node / 64 == i % WORDS) bits |= uint64_t(1) << (node % 64);
