@@ -95,8 +95,8 @@ def measure_gpu(
         say: Called with a line per result.
 
     Returns:
-        Per model: plain tokens per second, per budget the microseconds of a round (as one graph replay, as the
-        host sees it, by stage) and tokens per second; transformers' plain tokens per second.
+        Per model: plain tokens per second, per budget the microseconds of a round (as one graph replay, as
+        the host sees it, by stage) and tokens per second; transformers' plain tokens per second.
     """
     out: dict[str, Any] = {}
     golden = load_target("golden", backend=KernelBackend(device))
@@ -150,7 +150,8 @@ def _measure_pair(
         "budgets": {},
     }
     say(
-        f"{target!r}: plain {result['plain_tokens_per_second']} tokens/s; generate {seconds * 1e3:.1f} ms; {plain}"
+        f"{target!r}: plain {result['plain_tokens_per_second']} tokens/s, "
+        f"generate {seconds * 1e3:.1f} ms, {plain}"
     )
     for budget in node_budgets:
         seconds, rounds = decode(drafter, budget)
@@ -162,11 +163,12 @@ def _measure_pair(
 
 
 def measure_rounds(decoding: Decoding) -> dict[str, Any]:
-    """One round as one graph: replayed back to back, as the host sees it, and stage by stage, in microseconds."""
+    """Microseconds of a round as one graph: replayed back to back, as the host sees it, stage by stage."""
     decoding.prefill()
     rounds = decoding.device_rounds
     backend = decoding.target.backend
-    assert rounds is not None and isinstance(backend, KernelBackend)
+    assert rounds is not None
+    assert isinstance(backend, KernelBackend)
     rounds.reset()
     seen = []
     for _ in range(min(REPLAYS, decoding.settings.max_new_tokens // 2)):

@@ -12,91 +12,14 @@ import numpy as np
 from kdnb.arrays import HostArray
 from kdnb.backends.blas import WORKSPACE_BYTES, Blas
 from kdnb.backends.device import DeviceArray, Mailbox, as_scalar
-from kdnb.errors import BackendUnavailable, CapacityError, KernelError
+from kdnb.backends.memory_pool import MemoryPool, PooledMemory
+from kdnb.errors import BackendUnavailable, KernelError
 from kdnb.kernels.disk_cache import DiskCache
 from kdnb.kernels.nvrtc import Cubin, compile_cubin
 from kdnb.kernels.source import Constant, KernelSource, Kind
 
-SMALLEST = 512  # bytes of a pool's block
-LARGE = 2 << 20  # blocks above 1 MiB are multiples of this
 # architectures with features of their own, which plain "sm_90" leaves out
 FEATURED = {90: "90a", 100: "100a", 103: "103a", 120: "120a", 121: "121a"}
-
-
-class PooledMemory:
-    """A block of a pool; it goes back when the object goes. Work on one stream, so at once."""
-
-    __slots__ = ("_pool", "buffer", "num_bytes", "pointer")
-
-    def __init__(self, pool: "MemoryPool", buffer: Any) -> None:
-        self._pool = pool
-        self.buffer = buffer
-        self.num_bytes = int(buffer.size)
-        self.pointer = int(buffer.handle)
-
-    def __del__(self) -> None:
-        self._pool.give_back(self.buffer)
-
-
-class MemoryPool:
-    """Blocks of device memory, kept by size for the next array of that size.
-
-    Args:
-        resource: cuda.core's memory resource.
-        stream: The stream that all work is on.
-        purpose_of_all: What to say the memory is for where an allocation fails.
-    """
-
-    def __init__(self, resource: Any, stream: Any) -> None:
-        self._resource = resource
-        self._stream = stream
-        self._free: dict[int, list[Any]] = {}
-        self.held_bytes = 0  # given out or kept
-        self._lock = threading.RLock()
-
-    def take(self, num_bytes: int, purpose: str) -> PooledMemory:
-        """A block of `num_bytes` or more."""
-        size = _size_class(num_bytes)
-        with self._lock:
-            kept = self._free.get(size)
-            if kept:
-                return PooledMemory(self, kept.pop())
-            try:
-                buffer = self._allocate(size)
-            except Exception:
-                self.trim()  # what is kept in other sizes may be enough
-                try:
-                    buffer = self._allocate(size)
-                except Exception as problem:
-                    raise CapacityError(
-                        f"no device memory for {purpose}: {num_bytes:,} bytes are needed beside "
-                        f"{self.held_bytes:,} in use ({_free_bytes():,} free on the device): {problem}. Use a shorter "
-                        "context, a smaller node_budget or bfloat16."
-                    ) from None
-            self.held_bytes += size
-            return PooledMemory(self, buffer)
-
-    def give_back(self, buffer: Any) -> None:
-        """Keep a block for the next array of its size."""
-        with self._lock:
-            self._free.setdefault(int(buffer.size), []).append(buffer)
-
-    def trim(self) -> None:
-        """Return to the device what is not in use."""
-        with self._lock:
-            for size, buffers in self._free.items():
-                for buffer in buffers:
-                    buffer.close(self._stream)
-                    self.held_bytes -= size
-            self._free.clear()
-            self._stream.sync()
-
-    def sibling(self) -> "MemoryPool":
-        """An empty pool on the same memory resource."""
-        return MemoryPool(self._resource, self._stream)
-
-    def _allocate(self, size: int) -> Any:
-        return self._resource.allocate(size, stream=self._stream)
 
 
 class CudaDevice:
@@ -240,7 +163,7 @@ class CudaDevice:
 
         self.enter()
         buffer = LegacyPinnedMemoryResource().allocate(4 * count)  # the pooled kind is not mapped for kernels
-        host = np.frombuffer((ctypes.c_char * (4 * count)).from_address(int(buffer.handle)), dtype=np.int32)
+        host = np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(int(buffer.handle)))
         host[:] = 0
         return Mailbox(host, DeviceArray((count,), host.dtype, _Pinned(buffer)), buffer)
 
@@ -376,35 +299,23 @@ def probe() -> None:
         error = driver.cuInit(0)[0]
     except Exception as problem:
         raise BackendUnavailable(
-            f"no NVIDIA driver can be loaded here ({str(problem).splitlines()[0]}); kernels can be compiled but not "
-            'launched. Use backend="emulated" to run them on the CPU, or "numpy".'
+            f"no NVIDIA driver can be loaded here ({str(problem).splitlines()[0]}); kernels can be compiled "
+            'but not launched. Use backend="emulated" to run them on the CPU, or "numpy".'
         ) from None
     if int(error):
         raise BackendUnavailable(
-            f"the NVIDIA driver does not start: cuInit gives {error.name} ({int(error)}). Is there a GPU, and is "
-            'its driver loaded? Use backend="emulated" or "numpy" meanwhile.'
+            f"the NVIDIA driver does not start: cuInit gives {error.name} ({int(error)}). Is there a GPU, "
+            'and is its driver loaded? Use backend="emulated" or "numpy" meanwhile.'
         )
     count = driver.cuDeviceGetCount()[1]
     if not count:
         raise BackendUnavailable('the NVIDIA driver sees no GPU; use backend="emulated" or "numpy".')
 
 
-def _size_class(num_bytes: int) -> int:
-    if num_bytes <= 1 << 20:
-        return max(SMALLEST, 1 << (num_bytes - 1).bit_length())
-    return -(-num_bytes // LARGE) * LARGE
-
-
-def _free_bytes() -> int:
-    from cuda.bindings import driver
-
-    return int(driver.cuMemGetInfo()[1])
-
-
 def _check(result: tuple[Any, ...]) -> None:
     error = result[0]
     if int(error):
         raise KernelError(
-            f"the GPU reports {error.name} ({int(error)}): a kernel or a copy before this point failed, and this "
-            "process cannot use the GPU any more. Restart it; compute-sanitizer names the kernel."
+            f"the GPU reports {error.name} ({int(error)}): a kernel or a copy before this point failed, and "
+            "this process cannot use the GPU any more. Restart it; compute-sanitizer names the kernel."
         )

@@ -16,8 +16,13 @@ Argument = "DeviceArray | int | float | None"
 class Memory(Protocol):
     """A piece of device memory; it is given back when the object goes."""
 
-    pointer: int
-    num_bytes: int
+    @property
+    def pointer(self) -> int:
+        """Address of the first byte."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes there is room for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +125,9 @@ class Device(Protocol):
             shared: Bytes of dynamic shared memory.
         """
 
+    def sync(self) -> None:
+        """Wait for all work."""
+
     def linear(self, x: DeviceArray, weight: DeviceArray, y: DeviceArray) -> bool:
         """A library's matrix product, kdnb.reference.linear; False where there is no library."""
 
@@ -148,5 +156,5 @@ def as_scalar(kind: Kind, value: Any, place: str) -> Any:
         return value.pointer
     if not isinstance(value, int | float | np.number):
         raise TypeError(f"{place} is a number, but got {value!r}")
-    scalar: Any = {"int": np.int32, "int64": np.int64, "float": np.float32}[kind](value)
-    return scalar
+    convert: Any = {"int": np.int32, "int64": np.int64, "float": np.float32}[kind]
+    return convert(value)

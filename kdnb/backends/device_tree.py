@@ -45,7 +45,9 @@ class TreeNodes(NamedTuple):
             log_probs=backend.zeros_of((nodes,), np.dtype(np.float32)),
             visible_words=backend.empty((nodes, -(-nodes // 64)), np.dtype(np.uint64)),
             num_nodes=backend.empty((1,), INT32),
-            workspace=backend.empty((_levels_bytes(node_budget, max_depth, node_budget),), np.dtype(np.uint8)),
+            workspace=backend.empty(
+                (_levels_bytes(node_budget, max_depth, node_budget),), np.dtype(np.uint8)
+            ),
         )
 
     @property

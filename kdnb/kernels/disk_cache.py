@@ -47,7 +47,7 @@ class DiskCache:
     def path(
         self, key: str, suffix: str, build: Callable[[], tuple[bytes, dict[str, Any]]]
     ) -> tuple[Path, dict[str, Any]]:
-        """As `get`, but the file, for a loader that wants one. The digest behind the bytes does no harm there."""
+        """As `get`, but the file, for a loader that wants one; it ends with the notes and the digest."""
         path = self.folder / (key + suffix)
         payload, notes = self.get(key, suffix, build)
         if not path.is_file():  # the folder cannot be written

@@ -1,7 +1,8 @@
-"""Compiling for a CPU: the same sources under a host C++ compiler, with cuda_src/emulator.h playing the GPU."""
+"""Compiling for a CPU: the same sources under a host C++ compiler; cuda_src/emulator.h plays the GPU."""
 
 import ctypes
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -44,8 +45,6 @@ def load_library(source: KernelSource, cache: DiskCache, *, sanitize: bool = Fal
     shim = (CUDA_SRC / "emulator.h").read_text(encoding="utf-8")
     exports = "".join(f"KDNB_EXPORT({entry})\n" for entry in source.entries)
     text = f'#line 1 "emulator.h"\n{shim}\n{source.text}\n{exports}'
-    import hashlib
-
     identity = "\0".join([text, *flags, *compiler, _version_of(compiler)])
     key = f"{source.name}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}-{ABI}"
     path, _ = cache.path(key, ".so", lambda: _build(source.name, text, compiler, flags))

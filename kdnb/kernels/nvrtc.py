@@ -1,9 +1,13 @@
 """Compiling for a GPU: NVRTC through cuda-python, to machine code for one architecture."""
 
 import io
+import os
 import re
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from kdnb.errors import BackendUnavailable, KernelError
@@ -15,9 +19,9 @@ ABI = 1  # of the cache's entries; another number forgets them all
 FATAL_NOTICES = ("C7504", "C7505", "C7520")
 _PLACE = re.compile(r"^([\w.]+)\((\d+)\): (?:error|warning)", re.MULTILINE)
 _PROPERTIES = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill "
-    r"loads.*?Used (\d+) registers(?:, used \d+ barriers)?(?:, (\d+) bytes cumulative stack size)?"
-    r"(?:, (\d+) bytes smem)?",
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads.*?Used (\d+) registers(?:, used \d+ barriers)?"
+    r"(?:, (\d+) bytes cumulative stack size)?(?:, (\d+) bytes smem)?",
     re.DOTALL,
 )
 
@@ -171,23 +175,18 @@ def disassemble(code: bytes) -> str:
     Raises:
         BackendUnavailable: if there is none.
     """
-    import subprocess
-    import tempfile
-    from pathlib import Path
-
     from cuda.pathfinder import find_nvidia_binary_utility
 
     tool = find_nvidia_binary_utility("cuobjdump")
     if tool is None:
         raise BackendUnavailable(
-            "SASS needs cuobjdump, which is not installed: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm."
+            "SASS needs cuobjdump, which is not installed: pip install nvidia-cuda-cuobjdump "
+            "nvidia-cuda-nvdisasm."
         )
     disassembler = find_nvidia_binary_utility("nvdisasm")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(code)
-        import os
-
         search = os.pathsep.join(
             [str(Path(p).parent) for p in (disassembler, tool) if p] + [os.environ["PATH"]]
         )

@@ -62,9 +62,7 @@ class Judge:
         got = self._host(case, got, want)
         self._compare(case, got, want, np.zeros(want.shape))
 
-    def close(
-        self, case: str, got: Any, want: Floats, *, on_the_way: bool = False, terms: int = 1
-    ) -> None:
+    def close(self, case: str, got: Any, want: Floats, *, on_the_way: bool = False, terms: int = 1) -> None:
         """Floats: to the rounding of the dtype they are stored in.
 
         Args:

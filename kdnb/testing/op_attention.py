@@ -101,7 +101,9 @@ def _verify(
     keys = held[1, : prefix_len + rows]
     want = verify_attention(held_query, keys, prefix_len, visible, float(np.float32(scale)), rank)
     case = f"[{rows} nodes, {heads} heads, {rank} + {rope_dim}, context {prefix_len}]"
-    judge.close(f"verify_attention {'causal' if causal else 'tree'} {case}", got, want, terms=prefix_len + rows)
+    judge.close(
+        f"verify_attention {'causal' if causal else 'tree'} {case}", got, want, terms=prefix_len + rows
+    )
 
 
 def _gathered(judge: Judge, heads: int, rank: int, rope_dim: int) -> None:
