@@ -1,6 +1,7 @@
 """The latent cache: what attention remembers of the tokens decoded so far."""
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -8,6 +9,18 @@ from kdnb.arrays import Floats, HostArray
 from kdnb.backends.base import Array, Backend
 from kdnb.config import TargetConfig
 from kdnb.errors import CapacityError, ShapeError
+
+
+class Window(Protocol):
+    """Cache rows and where the append window begins: a LatentCache, or a length on the backend."""
+
+    @property
+    def rows(self) -> Array:
+        """[num_hidden_layers, capacity, width]."""
+
+    @property
+    def prefix_len(self) -> Any:
+        """A number, or the backend's array of one."""
 
 
 class LatentCache:

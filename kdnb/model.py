@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from kdnb.arrays import Bool, Float32, HostArray, Int32, UInt64, as_token_ids, pack_visible
 from kdnb.backends import get_backend
 from kdnb.backends.base import Array, Backend
-from kdnb.cache import LatentCache
+from kdnb.cache import LatentCache, Window
 from kdnb.checkpoint import StoredTensor, TensorFolder, expected_tensors, is_ignored
 from kdnb.config import TargetConfig
 from kdnb.errors import ConfigError, ShapeError
@@ -19,18 +19,6 @@ from kdnb.reference.router import RouterSpec
 from kdnb.shipped import SHIPPED, shipped_folder
 from kdnb.tokenizer import Tokenizer, load_tokenizer
 from kdnb.watch import Edit, Watch
-
-
-class Window(Protocol):
-    """Cache rows and where the append window begins: a LatentCache, or a length on the backend."""
-
-    @property
-    def rows(self) -> Array:
-        """[num_hidden_layers, capacity, width]."""
-
-    @property
-    def prefix_len(self) -> Any:
-        """A number, or the backend's array of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,15 +272,27 @@ class Target:
         if isinstance(w, Mlp):
             return watch(name + "mlp.out", b.all_reduce(b.mlp(x, w.gate, w.up, w.down)))
         assert isinstance(w, Moe)
-        router_logits, topk_index, topk_weight = b.route(x, w.router, w.router_bias, self._router)
-        watch(name + "router.logits", router_logits)
-        topk_index = watch(name + "router.topk_index", topk_index)
+        router_logits = watch(name + "router.logits", b.logits(x, w.router))
+        chosen, topk_weight = b.route(router_logits, w.router_bias, self._router)
+        topk_index = watch(name + "router.topk_index", chosen)
+        if topk_index is not chosen:
+            self._check_experts(topk_index, name)
         topk_weight = watch(name + "router.topk_weight", topk_weight)
         y = watch(name + "experts.out", b.run_experts(x, w.experts, topk_index, topk_weight))
         if w.shared is not None:
             shared = b.mlp(x, w.shared.gate, w.shared.up, w.shared.down)
             y = b.add(y, watch(name + "shared_experts.out", shared))
         return watch(name + "mlp.out", b.all_reduce(y))
+
+    def _check_experts(self, topk_index: Array, name: str) -> None:
+        """Refuse an edited choice of experts that there are not (ShapeError)."""
+        ids, count = self.backend.download(topk_index), self.config.n_routed_experts or 0
+        if ids.min() < 0 or ids.max() >= count:
+            raise ShapeError(
+                f"edit put expert {int(ids.min() if ids.min() < 0 else ids.max())} into "
+                f'"{name}router.topk_index" '
+                f"but the layer has experts 0 to {count - 1}."
+            )
 
 
 def load_target(

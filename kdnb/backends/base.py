@@ -142,10 +142,8 @@ class Backend(Protocol):
     def mla_value(self, context: Array, kv_b: Weight, *, v_head_dim: int) -> Array:
         """kdnb.reference.mla_value: [rows, heads * v_head_dim]."""
 
-    def route(
-        self, x: Array, weight: Weight, bias: Weight | None, spec: RouterSpec
-    ) -> tuple[Array, Array, Array]:
-        """kdnb.reference.router: logits, topk_index, topk_weight."""
+    def route(self, logits: Array, bias: Weight | None, spec: RouterSpec) -> tuple[Array, Array]:
+        """kdnb.reference.router: topk_index, topk_weight."""
 
     def run_experts(self, x: Array, experts: Experts, topk_index: Array, topk_weight: Array) -> Array:
         """kdnb.reference.experts: [rows, hidden_size]."""

@@ -149,9 +149,8 @@ class KernelBackend(DenseKernels):
         return values
 
     def route(
-        self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, spec: RouterSpec
-    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        logits = self.logits(x, weight)
+        self, logits: DeviceArray, bias: DeviceArray | None, spec: RouterSpec
+    ) -> tuple[DeviceArray, DeviceArray]:
         rows, experts = logits.shape
         k = spec.num_experts_per_tok
         constants: dict[str, Constant] = {
@@ -168,7 +167,7 @@ class KernelBackend(DenseKernels):
         topk_index, topk_weight = self.empty((rows, k), INT32), self.empty((rows, k), FLOAT32)
         arguments = [self._as_float(logits), bias, topk_index, topk_weight]
         self.launch("router", "router", (rows,), arguments, constants)
-        return logits, topk_index, topk_weight
+        return topk_index, topk_weight
 
     def run_experts(
         self, x: DeviceArray, experts: DeviceExperts, topk_index: DeviceArray, topk_weight: DeviceArray

@@ -221,9 +221,8 @@ class NumpyBackend:
         per_head = self._heads_of(kv_b, context.shape[1])
         return mla_value(context, per_head[:, -v_head_dim:], by_row=self.deterministic)
 
-    def route(self, x: Floats, weight: StoredTensor, bias: StoredTensor | None, spec: RouterSpec) -> Routing:
-        offset = None if bias is None else self._store.get(bias)
-        return route(x, self._store.matrix(weight), offset, spec, by_row=self.deterministic)
+    def route(self, logits: Floats, bias: StoredTensor | None, spec: RouterSpec) -> Routing:
+        return route(logits, None if bias is None else self._store.get(bias), spec)
 
     def run_experts(
         self, x: Floats, experts: NumpyExperts, topk_index: HostArray, topk_weight: Floats

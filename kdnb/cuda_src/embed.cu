@@ -4,7 +4,7 @@
 // Output   out Real [rows, hidden_size]
 // Grid     (rows); block 128
 // Limits   ids were checked against the vocabulary by the caller
-// Twin     kdnb.reference.embed
+// Twin     kdnb.backends.numpy_backend
 #include "common.cuh"
 
 extern "C" __global__ void embed(const Real* table, const int* token_ids, Real* out, int hidden_size) {

@@ -3,7 +3,7 @@
 // Inputs   arrays of Real with rows of `size` values; indices int32
 // Grid     (rows); block 128
 // Limits   indices and offsets were checked by the caller
-// Twin     kdnb.reference.rows
+// Twin     kdnb.backends.numpy_backend
 // Why      an offset is read from device memory, so that a captured graph can be replayed at another length
 #include "common.cuh"
 

@@ -5,7 +5,7 @@
 //          [rows], the largest logit, NaN if the row holds one
 // Grid     (rows); block a multiple of 32
 // Limits   temperature above 0; no top-k, no top-p
-// Twin     kdnb.noise (the numbers), kdnb.verify_rules.sample_and_walk (the draw)
+// Twin     kdnb.verify_rules.sample_and_walk (the draw), kdnb.noise (the numbers)
 // Why      noise belongs to (seed, position, token id), so that plain decoding and every tree draw the same token
 //          at the same place. The generator is numpy's Philox-4x64-10: a token takes the double of its own index
 #include "common.cuh"

@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kdnb.arrays import Floats, HostArray
-from kdnb.reference.linear import linear
 
 
 class RouterSpec(NamedTuple):
@@ -21,30 +20,24 @@ class RouterSpec(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """The chosen experts: logits [rows, experts], topk_index int32 and topk_weight [rows, k]."""
+    """The chosen experts: topk_index int32 and topk_weight, each [rows, k]."""
 
-    logits: HostArray
     topk_index: HostArray
     topk_weight: HostArray
 
 
-def route(
-    x: Floats, weight: Floats, bias: Floats | None, spec: RouterSpec, *, by_row: bool = False
-) -> Routing:
+def route(logits: Floats, bias: Floats | None, spec: RouterSpec) -> Routing:
     """Score the experts, keep the best groups, take the best experts, weigh them.
 
     Args:
-        x: [rows, hidden_size].
-        weight: [n_routed_experts, hidden_size], mlp.gate.
+        logits: [rows, n_routed_experts], the product with mlp.gate.
         bias: [n_routed_experts] e_score_correction_bias or None. It moves the choice, not the weights.
         spec: The model's routing rules.
-        by_row: See kdnb.reference.
 
     Returns:
         Routing; experts in descending order of the score they were chosen by, ties to the lower id.
     Source: DeepSeek-V3 (arXiv:2412.19437) section 2.1.2; DeepSeek-V2 (arXiv:2405.04434) section 2.2.
     """
-    logits = linear(x, weight, by_row=by_row)
     scores = _score(logits, spec)
     choice = scores if bias is None else scores + bias
     if spec.topk_method != "greedy" and spec.n_group > 1:
@@ -54,7 +47,7 @@ def route(
     if spec.norm_topk_prob:
         topk_weight = topk_weight / (np.add.reduce(topk_weight, axis=1, keepdims=True) + 1e-20)
     topk_weight = topk_weight * topk_weight.dtype.type(spec.routed_scaling_factor)
-    return Routing(logits, topk_index.astype(np.int32), topk_weight)
+    return Routing(topk_index.astype(np.int32), topk_weight)
 
 
 def _score(logits: Floats, spec: RouterSpec) -> Floats:

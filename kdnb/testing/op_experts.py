@@ -12,6 +12,7 @@ from kdnb.backends.kernel_backend import FLOAT32
 from kdnb.checkpoint import StoredTensor
 from kdnb.checkpoint.mapped_file import Entry, MappedFile
 from kdnb.reference.experts import experts
+from kdnb.reference.linear import linear
 from kdnb.reference.router import RouterSpec, route
 from kdnb.testing.judge import Judge
 
@@ -48,10 +49,12 @@ def check_router(judge: Judge) -> None:
             has_bias = method == "noaux_tc"  # a softmax router has none
             shift = shift.astype(np.float32)
             bias = b.put(shift, FLOAT32) if has_bias else None
-            logits, index, weights = b.route(x, weight, bias, spec)
-            want = route(held_x, held, shift.astype(np.float64) if has_bias else None, spec)
+            logits = b.logits(x, weight)
+            index, weights = b.route(logits, bias, spec)
+            want_logits = linear(held_x, held)
+            want = route(want_logits, shift.astype(np.float64) if has_bias else None, spec)
             which = f"{case}{' with ties' if ties else ''}"
-            judge.close(f"{which} logits", logits, want.logits)
+            judge.close(f"{which} logits", logits, want_logits)
             judge.exact(f"{which} topk_index", index, want.topk_index)
             judge.close(f"{which} topk_weight", weights, want.topk_weight)
 

@@ -74,6 +74,6 @@ def _wrap(x: Any) -> Any:
         return OpaqueArray(x)
     if type(x) is tuple:
         return tuple(_wrap(item) for item in x)
-    if hasattr(x, "logits") and hasattr(x, "topk_index"):  # Routing
+    if hasattr(x, "topk_index"):  # Routing
         return tuple(_wrap(item) for item in x)
     return x if x is None else OpaqueWeight(x)

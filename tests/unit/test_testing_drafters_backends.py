@@ -157,7 +157,7 @@ def wrong(op, change):
         ("take_rows", lambda right, x, rows: right(x, np.sort(rows)), "take_rows"),
         ("upload", lambda right, x: x.astype(np.float32), "int32"),
         ("add", lambda right, x, y: x, "^add differs"),
-        ("route", lambda right, *args: (lambda r: (r[0], r[1][:, ::-1], r[2]))(right(*args)), "topk_index"),
+        ("route", lambda right, *args: (lambda r: (r[0][:, ::-1], r[1]))(right(*args)), "topk_index"),
         ("run_experts", lambda right, *args: right(*args) * 0, "experts.out"),
         ("mla_query", lambda right, *args, **kw: right(*args, **kw)[:, ::-1], "attn.query"),
         ("draft_attention", lambda right, *args: right(*args) * 0, "round 0|tokens of the whole loop"),
