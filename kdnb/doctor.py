@@ -5,10 +5,8 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import shutil
 import sys
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ PACKAGES = (
     ("transformers", "reference"),
 )
 CUDA_SUCCESS = 0
-COMPILERS = ("g++", "clang++", "c++", "cl")
+DRIVER_WORKS = "the NVIDIA driver works"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,8 @@ def _abilities(packages: dict[str, str | None]) -> list[Ability]:
     return [
         _numpy(packages),
         _lab(packages),
-        _compiler(),
+        _emulated(),
+        _compile_kernels(),
         _cuda(packages),
         Ability(
             "comparison with transformers",
@@ -133,20 +132,68 @@ def _lab(packages: dict[str, str | None]) -> Ability:
     return Ability("notebooks (kdnb lab)", True, f"jupyterlab {packages['jupyterlab']}")
 
 
-def _compiler() -> Ability:
-    found = next((name for name in COMPILERS if shutil.which(name)), None)
-    if found is None and find_spec("ziglang") is not None:
-        found = "ziglang"
-    reason = "this version of kdnb has no emulated backend yet"
-    return Ability("emulated backend", False, f"{reason}; C++ compiler: {found or 'none'}")
+def _compile_kernels() -> Ability:
+    """Compile a kernel: that needs NVRTC, but no GPU."""
+    name = "compile CUDA kernels"
+    try:
+        from kdnb.kernels.nvrtc import compile_cubin, nvrtc_version, supported_archs
+        from kdnb.kernels.source import KernelSource
+
+        version = ".".join(map(str, nvrtc_version()))
+        compile_cubin(KernelSource.of("embed", {"REAL_IS_BF16": False}), "sm_90a")
+        archs = ", ".join(map(str, supported_archs()))
+    except Exception as error:  # whatever is missing is the answer
+        return Ability(name, False, _one_line(error), install_line("kernels"))
+    return Ability(name, True, f"NVRTC {version}, for compute capability {archs}")
+
+
+def _emulated() -> Ability:
+    """Run a kernel on the CPU: only that tells whether compiler and loader work."""
+    name = "emulated backend"
+    try:
+        from kdnb.kernels.host import find_compiler
+
+        compiler = " ".join(find_compiler())
+        _run_a_kernel("emulated")
+    except Exception as error:  # as above
+        return Ability(name, False, _one_line(error), install_line("emulated"))
+    return Ability(name, True, f"{compiler} compiles and runs kernels on this CPU")
 
 
 def _cuda(packages: dict[str, str | None]) -> Ability:
-    what = _driver()
-    nvrtc = packages["nvidia-cuda-nvrtc"] or packages["nvidia-cuda-nvrtc-cu12"]
-    found = f"{what}; NVRTC {nvrtc or 'not installed'}"
-    reason = f"this version of kdnb has no cuda backend yet ({found})"
-    return Ability("cuda backend", False, reason)
+    """Run a kernel on the GPU, after the driver was asked by cuInit alone."""
+    name = "cuda backend"
+    mend = "" if packages["cuda-core"] else install_line("cu13")
+    driver = _driver()
+    if driver != DRIVER_WORKS:
+        return Ability(name, False, driver, mend)
+    try:
+        gpu = _run_a_kernel("cuda")
+        from kdnb.backends.blas import Blas
+
+        blas = "cuBLAS" if Blas.is_installed() else "no cuBLAS (kdnb's own products are used)"
+    except Exception as error:  # as above
+        return Ability(name, False, _one_line(error), mend or install_line("cu13"))
+    return Ability(name, True, f"{gpu} runs kernels; {blas}")
+
+
+def _run_a_kernel(backend: str) -> str:
+    import numpy as np
+
+    from kdnb.backends import get_backend
+    from kdnb.backends.kernel_backend import KernelBackend
+
+    kernels = get_backend(backend)
+    assert isinstance(kernels, KernelBackend)
+    ones = kernels.upload(np.ones((2, 3), dtype=np.float32))
+    if not (kernels.download(kernels.add(ones, ones)) == 2).all():
+        raise RuntimeError("a kernel computes 1 + 1 wrongly")
+    return repr(kernels.device)
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _driver() -> str:
@@ -159,8 +206,8 @@ def _driver() -> str:
             continue
         status = int(library.cuInit(0))
         if status == CUDA_SUCCESS:
-            return "NVIDIA driver works"
-        return f"NVIDIA driver is there but cuInit fails with error {status}"
+            return DRIVER_WORKS
+        return f"the NVIDIA driver is there but cuInit fails with error {status}"
     return "no NVIDIA driver"
 
 

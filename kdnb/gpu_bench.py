@@ -1,8 +1,10 @@
 """Measured speed on a GPU: decoding, rounds by stage, beside transformers where torch is installed."""
 
 import gc
+import platform
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,14 @@ from kdnb.config import TargetConfig
 from kdnb.decoding import Decoding
 from kdnb.drafter_config import DFlashConfig
 from kdnb.drafters import DFlash, load_drafter
+from kdnb.kernels.nvrtc import nvrtc_version
 from kdnb.loop import generate, start
 from kdnb.model import Target, load_target
 from kdnb.settings import Settings
 from kdnb.testing.random_weights import random_drafter, random_target
 
 REPLAYS = 30
+SHAPED = "DeepSeek-V2-Lite's shape, random weights, bfloat16"
 V2_LITE: dict[str, Any] = {  # the shape of DeepSeek-V2-Lite
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",
@@ -95,30 +99,26 @@ def measure_gpu(
         say: Called with a line per result.
 
     Returns:
-        Per model: plain tokens per second, per budget the microseconds of a round (as one graph replay, as
-        the host sees it, by stage) and tokens per second; transformers' plain tokens per second.
+        {"machine", "models", "peers", "ratios"}; per model and budget the microseconds of a round (one graph
+        replay, as the host sees it, by stage); tokens per second of the peers, by their names.
     """
-    out: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     golden = load_target("golden", backend=KernelBackend(device))
     drafter = load_drafter("golden", golden)
     assert isinstance(drafter, DFlash)
-    out["golden float32"] = _measure_pair(golden, drafter, node_budgets, max_new_tokens, repeat, say)
+    models["golden float32"] = _measure_pair(golden, drafter, node_budgets, max_new_tokens, repeat, say)
     backend = KernelBackend(device, "bfloat16")
     say("filling a model of DeepSeek-V2-Lite's shape with random weights ...")
     target = random_target(TargetConfig.from_dict(V2_LITE), backend)
     shaped = random_drafter(DFlashConfig.from_dict(DRAFTER), target)
-    out["v2-lite shape bfloat16"] = _measure_pair(target, shaped, node_budgets, max_new_tokens, repeat, say)
+    models[SHAPED] = _measure_pair(target, shaped, node_budgets, max_new_tokens, repeat, say)
     del target, shaped
     gc.collect()
     device.pool.trim()
-    if peer:
-        out["transformers"] = _measure_transformers(max_new_tokens, repeat, say)
-        theirs = out["transformers"].get("v2-lite shape bfloat16, eager")
-        if theirs:
-            ours = out["v2-lite shape bfloat16"]["plain_tokens_per_second"]
-            out["plain / transformers eager"] = round(ours / theirs, 2)
-            say(f"plain / transformers eager: {out['plain / transformers eager']}")
-    return out
+    peers = _measure_transformers(max_new_tokens, repeat, say) if peer else {}
+    ours = models[SHAPED]["plain"]["tokens_per_second"]
+    ratios = {f"plain / {name}": round(ours / speed, 2) for name, speed in peers.items()}
+    return {"machine": machine(device), "models": models, "peers": peers, "ratios": ratios}
 
 
 def _measure_pair(
@@ -132,34 +132,25 @@ def _measure_pair(
     prompt = np.random.default_rng(0).integers(0, target.config.vocab_size, 64).tolist()
     choices: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": ()}
 
-    def decode(who: DFlash | None, node_budget: int) -> tuple[float, int]:
-        """Median seconds of a whole decoding, capture included, and its rounds."""
-        times = []
-        for _ in range(repeat + 1):  # the first compiles
+    def measured(who: DFlash | None, node_budget: int) -> dict[str, Any]:
+        row = measure_rounds(start(target, prompt, who, Settings(node_budget=node_budget, **choices)))
+        times, run = [], None
+        for _ in range(repeat):
             began = time.perf_counter()
             run = generate(target, prompt, who, node_budget=node_budget, **choices)
             times.append(time.perf_counter() - began)
-        return float(np.median(times[1:])), len(run.rounds)
+        assert run is not None
+        per_round = max_new_tokens / max(1, len(run.rounds))
+        row["tokens_per_second"] = round(per_round * 1e6 / row["replay_us"], 1)
+        row["emitted_per_round"] = round(per_round, 2)
+        row["generate_seconds"] = round(float(np.median(times)), 4)  # with the prompt and the capture
+        say(f"{target.name}, budget {node_budget}: {row}")
+        return row
 
-    seconds, _ = decode(None, 0)
-    plain = measure_rounds(start(target, prompt, None, Settings(node_budget=0, **choices)))
-    result: dict[str, Any] = {
-        "plain_tokens_per_second": round(1e6 / plain["replay_us"], 1),
-        "plain_generate_seconds": round(seconds, 4),
-        "plain": plain,
-        "budgets": {},
+    return {
+        "plain": measured(None, 0),
+        "budgets": {budget: measured(drafter, budget) for budget in node_budgets},
     }
-    say(
-        f"{target!r}: plain {result['plain_tokens_per_second']} tokens/s, "
-        f"generate {seconds * 1e3:.1f} ms, {plain}"
-    )
-    for budget in node_budgets:
-        seconds, rounds = decode(drafter, budget)
-        row = measure_rounds(start(target, prompt, drafter, Settings(node_budget=budget, **choices)))
-        row |= {"generate_seconds": round(seconds, 4), "rounds": rounds}
-        result["budgets"][budget] = row
-        say(f"  budget {budget}: {row}")
-    return result
 
 
 def measure_rounds(decoding: Decoding) -> dict[str, Any]:
@@ -214,39 +205,66 @@ def _replay_us(backend: KernelBackend, stage: Callable[[], None]) -> float:
     return (totals[1] - totals[0]) / 8 * 1e6
 
 
-def _measure_transformers(max_new_tokens: int, repeat: int, say: Callable[[str], object]) -> dict[str, Any]:
+def _measure_transformers(max_new_tokens: int, repeat: int, say: Callable[[str], object]) -> dict[str, float]:
     try:
         import torch
         import transformers
     except ImportError as error:
-        return {"left_out": str(error)}
+        say(f"transformers is left out: {error}")
+        return {}
     if not torch.cuda.is_available():
-        return {"left_out": "torch sees no GPU"}
+        say("transformers is left out: torch sees no GPU")
+        return {}
     transformers.utils.logging.set_verbosity_error()
-    out: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__}
     config = transformers.DeepseekV2Config(**{k: v for k, v in V2_LITE.items() if k != "architectures"})
-    for name in ("eager", "sdpa"):
-        config._attn_implementation = name
+    speeds: dict[str, float] = {}
+    for attention in ("eager", "sdpa"):
+        config._attn_implementation = attention
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("cuda"):
             model = transformers.DeepseekV2ForCausalLM(config).eval()
         torch.set_default_dtype(torch.float32)
-        prompt = torch.randint(0, 1000, (1, 64), device="cuda")
-        speeds = []
-        with torch.inference_mode():
-            for _ in range(repeat + 1):
-                past = model(prompt, use_cache=True, logits_to_keep=1)
-                token = past.logits[:, -1:].argmax(-1)
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(max_new_tokens // 2):
-                    past = model(token, past_key_values=past.past_key_values, use_cache=True)
-                    token = past.logits[:, -1:].argmax(-1)
-                torch.cuda.synchronize()
-                speeds.append(max_new_tokens // 2 / (time.perf_counter() - began))
-        out[f"v2-lite shape bfloat16, {name}"] = round(float(np.median(speeds[1:])), 1)
-        say(f"transformers {name}: {out[f'v2-lite shape bfloat16, {name}']} tokens/s")
-        del model, past
+        name = f"transformers {transformers.__version__} {attention}"
+        speeds[name] = round(_decode_speed(torch, model, max_new_tokens // 2, repeat), 1)
+        say(f"{name}: {speeds[name]} tokens/s")
+        del model
         gc.collect()
         torch.cuda.empty_cache()
-    return out
+    return speeds
+
+
+def _decode_speed(torch: Any, model: Any, steps: int, repeat: int) -> float:
+    """Tokens per second of greedy decoding behind 64 tokens."""
+    prompt = torch.randint(0, 1000, (1, 64), device="cuda")
+    speeds = []
+    with torch.inference_mode():
+        for _ in range(repeat + 1):  # the first warms up
+            past = model(prompt, use_cache=True, logits_to_keep=1)
+            token = past.logits[:, -1:].argmax(-1)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(steps):
+                past = model(token, past_key_values=past.past_key_values, use_cache=True)
+                token = past.logits[:, -1:].argmax(-1)
+            torch.cuda.synchronize()
+            speeds.append(steps / (time.perf_counter() - began))
+    return float(np.median(speeds[1:]))
+
+
+def machine(device: CudaDevice) -> dict[str, Any]:
+    """The GPU, its driver and the versions that matter."""
+    from cuda.bindings import driver
+
+    versions = {}
+    for name in ("kdnb", "cuda-core", "cuda-bindings", "nvmath-python", "numpy", "torch", "transformers"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "gpu": repr(device),
+        "driver": int(driver.cuDriverGetVersion()[1]),
+        "nvrtc": ".".join(map(str, nvrtc_version())),
+        "python": platform.python_version(),
+        "versions": versions,
+    }

@@ -3,14 +3,12 @@
 import argparse
 import gc
 import json
-import platform
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from kdnb.backends.device import DeviceArray
 from kdnb.backends.kernel_backend import KernelBackend
 from kdnb.backends.numpy_backend import NumpyBackend
 from kdnb.drafters import load_drafter
-from kdnb.kernels.nvrtc import nvrtc_version
+from kdnb.gpu_bench import machine
 from kdnb.kernels.source import sources_digest
 from kdnb.loop import generate, rounds
 from kdnb.model import load_target
@@ -53,7 +51,7 @@ def main() -> int:
         for dtype in ("float32", "bfloat16"):
             print(check_ops(KernelBackend(device, dtype), only=options.ops_only or None))  # noqa: T201
         return 0
-    report: dict[str, Any] = {"sources": sources_digest(), "machine": _machine(device), "checks": {}}
+    report: dict[str, Any] = {"sources": sources_digest(), "machine": machine(device), "checks": {}}
     failed = False
     for name, check in _checks(device, options.goldens, options.sanitize).items():
         began = time.perf_counter()
@@ -284,24 +282,6 @@ def _sanitizer(tool: str) -> str:
         told = [line for line in done.stdout.splitlines() if "Host Frame" not in line]
         raise CheckFailed("\n".join(told[:40]))
     return summary[-1].strip("= ")
-
-
-def _machine(device: CudaDevice) -> dict[str, Any]:
-    from cuda.bindings import driver
-
-    versions = {}
-    for name in ("kdnb", "cuda-core", "cuda-bindings", "nvmath-python", "numpy", "torch", "transformers"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {
-        "gpu": repr(device),
-        "driver": driver.cuDriverGetVersion()[1],
-        "nvrtc": ".".join(map(str, nvrtc_version())),
-        "python": platform.python_version(),
-        "versions": versions,
-    }
 
 
 if __name__ == "__main__":

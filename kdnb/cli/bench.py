@@ -50,12 +50,29 @@ def bench(
 ) -> None:
     """Measure prefill, plain and draft-tree decoding, side by side with transformers if installed.
 
-    All are run in turn, on the same checkpoint, prompt and threads; medians count.
+    All are run in turn, on the same checkpoint, prompt and threads; medians count. With --backend cuda: the
+    golden pair in float32 and a random model of DeepSeek-V2-Lite's shape in bfloat16, by stage.
     """
     if threads is not None and any(os.environ.get(name) != str(threads) for name in THREADS):
         for name in THREADS:
             os.environ[name] = str(threads)  # read once by the libraries, so start over
         restart([sys.executable, "-m", "kdnb", *sys.argv[1:]])
+    if backend == "cuda":
+        from kdnb.backends.cuda_device import CudaDevice
+        from kdnb.gpu_bench import measure_gpu
+
+        found = measure_gpu(
+            CudaDevice(),
+            max_new_tokens=max_new_tokens,
+            repeat=repeat,
+            peer=not no_transformers,
+            say=lambda line: click.echo(line, err=True),
+        )
+        if json_file is not None:
+            write_json(found, json_file)
+        if json_file != "-":
+            click.echo(_gpu_report(found))
+        return
     model = open_target(target, backend, dtype, deterministic, expert_cache_bytes)
     text = [token_id % model.config.vocab_size for token_id in PROMPT.encode()]
     draft_model = open_drafter(drafter, model)
@@ -87,6 +104,23 @@ def _folder(target: str) -> Path:
     return shipped_folder(target, "target") if target in SHIPPED else Path(target)
 
 
+def _gpu_report(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [f"{machine['gpu']}, driver {machine['driver']}, NVRTC {machine['nvrtc']}, {versions}", ""]
+    for name, model in result["models"].items():
+        rows = [[name, "tokens/s", "us per round", "host sees", *STAGES]]
+        for budget, row in {"plain": model["plain"], **model["budgets"]}.items():
+            stages = (f"{row['stages_us'][stage]:.1f}" for stage in STAGES)
+            speed = f"{row['tokens_per_second']:.0f}" if "tokens_per_second" in row else ""
+            rows.append([str(budget), speed, f"{row['replay_us']:.0f}", f"{row['host_us']:.0f}", *stages])
+        lines += [table(rows), ""]
+    for name, speed in result["peers"].items():
+        lines.append(f"{name}: {speed} tokens/s")
+    lines += [f"{name}: {ratio} x" for name, ratio in result["ratios"].items()]
+    return "\n".join(lines)
+
+
 def _report(result: dict[str, Any]) -> str:
     machine, settings = result["machine"], result["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
@@ -103,10 +137,13 @@ def _report(result: dict[str, Any]) -> str:
     if result["ratios"]:
         ratios = [[name, f"{ratio:.2f} x"] for name, ratio in result["ratios"].items()]
         lines += [table([["", "times as fast"], *ratios]), ""]
-    stages = [["us per round", "emitted", *STAGES]]
-    for name, summary in result["summaries"].items():
+    summaries = result["summaries"]
+    known = [s for s in (*STAGES, "round") if any(s in one.get("times_us", {}) for one in summaries.values())]
+    stages = [["us per round", "emitted", *known]]
+    for name, summary in summaries.items():
         if summary["num_rounds"]:
-            means = (summary["times_us"][stage] / summary["num_rounds"] for stage in STAGES)
+            times_us = summary.get("times_us", {})
+            means = (times_us.get(stage, 0.0) / summary["num_rounds"] for stage in known)
             emitted = f"{summary['mean_emitted_per_round']:.2f}"
             stages.append([name, emitted, *(f"{mean:.0f}" for mean in means)])
     lines.append(table(stages))

@@ -73,6 +73,10 @@ class Cubin:
             )
         return "\n".join(lines)
 
+    def ptx(self) -> str:
+        """The intermediate code, compiled again."""
+        return _ptx(self.source, self.arch)
+
     def sass(self) -> str:
         """The disassembly.
 
@@ -152,6 +156,24 @@ def _compile(source: KernelSource, arch: str) -> tuple[bytes, dict[str, Any]]:
     if notices:
         raise KernelError(f"{source.name}.cu for {arch}: the compiler reports {notices}:\n{log.getvalue()}")
     return bytes(code), {"log": log.getvalue().replace("\0", "")}
+
+
+def _ptx(source: KernelSource, arch: str) -> str:
+    """By NVRTC itself: cuda.core asks the driver for its version when it makes PTX."""
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.name}.cu".encode(), 0, [], [])
+    options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}".encode(), b"--std=c++17"]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(error):
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise KernelError(_explain(source, log.decode().strip("\0 ")))
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program, text)
+    return str(text.decode()).strip("\0 ")
 
 
 def _explain(source: KernelSource, problem: str) -> str:
