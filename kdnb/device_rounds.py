@@ -268,6 +268,25 @@ class DeviceRounds:
             "compact": self._compact,
         }
 
+    def kernels(self) -> dict[str, Callable[[], object]]:
+        """The kernels of a round's own work, apart from the models', each a call that launches it."""
+        b, tree = self._backend, self._tree
+        found: dict[str, Callable[[], object]] = {
+            "argmax": lambda: self._choose(self._logits),
+            "tree_accept": lambda: accept_tree(
+                b, tree, self._next_ids, self._accepted, self._num_kept, self._bonus
+            ),
+        }
+        if self._drafter is not None:
+            ids, log_probs, _ = b.top_k(self._draft_logits, self._k)
+            rows = self._decoding.cache.rows
+            found |= {
+                "top_k": lambda: b.top_k(self._draft_logits, self._k),
+                "tree_build": lambda: build_tree(b, ids, log_probs, self._root, self._prefix_len, tree),
+                "cache_compact": lambda: b.compact(rows, self._prefix_len, self._accepted, self._num_kept),
+            }
+        return found
+
     def _draft(self) -> None:
         b, drafter = self._backend, self._drafter
         if drafter is None:  # the root is the whole tree: its id and position

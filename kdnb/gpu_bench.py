@@ -181,10 +181,13 @@ def measure_rounds(decoding: Decoding) -> dict[str, Any]:
 
     result["replay_us"] = round(_replay_us(backend, whole), 1)
     result["stages_us"] = stages
+    result["kernels_us"] = {
+        name: round(_replay_us(backend, kernel), 1) for name, kernel in rounds.kernels().items()
+    }
     return result
 
 
-def _replay_us(backend: KernelBackend, stage: Callable[[], None]) -> float:
+def _replay_us(backend: KernelBackend, stage: Callable[[], object]) -> float:
     """Microseconds of a stage inside a graph: the difference of many and few repeats."""
     totals = []
     for count in (2, 10):

@@ -127,7 +127,9 @@ class DenseKernels(KernelMemory):
         )
         signed = int(np.uint64(seed).astype(np.int64))
         arguments = [logits, depths, prefix_len, signed, temperature, ids, gaps, tops, vocab_size]
-        self.launch("sample_token", "sample_token", (rows,), arguments, block=_threads_for(vocab_size // 4))
+        self.launch(
+            "sample_token", "sample_token", (rows,), arguments, block=_threads_for(vocab_size // 4, 512)
+        )
         return ids, gaps, tops
 
     def all_reduce(self, x: DeviceArray) -> DeviceArray:
@@ -187,9 +189,9 @@ class DenseKernels(KernelMemory):
         return y
 
 
-def _threads_for(work: int) -> int:
-    """Threads of a block that goes through a row: a multiple of 32, 1,024 at most."""
-    return min(1024, max(32, -(-work // 32) * 32))
+def _threads_for(work: int, most: int = 1024) -> int:
+    """Threads of a block that goes through a row: a multiple of 32."""
+    return min(most, max(32, -(-work // 32) * 32))
 
 
 def _check_tops(tops: Float32) -> None:

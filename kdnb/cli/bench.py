@@ -15,6 +15,7 @@ from kdnb.shipped import SHIPPED, shipped_folder
 from kdnb.trace import STAGES
 from kdnb.view.tables import table
 
+KERNELS = ("top_k", "tree_build", "argmax", "tree_accept", "cache_compact")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -114,6 +115,10 @@ def _gpu_report(result: dict[str, Any]) -> str:
             stages = (f"{row['stages_us'][stage]:.1f}" for stage in STAGES)
             speed = f"{row['tokens_per_second']:.0f}" if "tokens_per_second" in row else ""
             rows.append([str(budget), speed, f"{row['replay_us']:.0f}", f"{row['host_us']:.0f}", *stages])
+        lines += [table(rows), ""]
+        rows = [["kernels of a round, us", *KERNELS]]
+        for budget, row in model["budgets"].items():
+            rows.append([str(budget), *(f"{row['kernels_us'][name]:.1f}" for name in KERNELS)])
         lines += [table(rows), ""]
     for name, speed in result["peers"].items():
         lines.append(f"{name}: {speed} tokens/s")

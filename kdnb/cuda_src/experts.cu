@@ -59,8 +59,8 @@ struct Item {
     int expert, first, count;  // `count` entries of `order` from `first` on
 };
 
-extern "C" __global__ void plan_experts(const int* topk_index, int num_slots, int num_experts, int* order,
-                                        Item* items, int* num_items) {
+extern "C" __global__ void __launch_bounds__(1024)
+    plan_experts(const int* topk_index, int num_slots, int num_experts, int* order, Item* items, int* num_items) {
     __shared__ int count[1024], slots_before[1024], items_before[1024];
     const int expert = threadIdx.x;
     count[expert] = 0;

@@ -1,9 +1,9 @@
 // One tile of a matrix product whose weight is stored [out, in]: 8 rows x 32 outputs.
 //
 // 128 threads; thread t owns output t % 32 of rows t / 32 and t / 32 + 4. Weights and rows pass through shared
-// memory in steps of 128 columns, four columns per load, so that a warp reads one weight row's step at once.
-// The next step's values are on their way while one is computed. An output's sum runs over the columns in the same order whatever the number of rows: its bits depend on its
-// own row only.
+// memory in steps of 128 columns, four columns per load, so that a warp reads one weight row's step at once; the
+// next step's values are on their way while one is computed. An output's sum runs over the columns in the same
+// order whatever the number of rows: its bits depend on its own row only.
 
 constexpr int TILE_ROWS = 8;
 constexpr int TILE_OUTS = 32;

@@ -2,7 +2,7 @@
 //
 // Inputs   x, delta Real [rows, size]; weight float [size]
 // Outputs  y Real [rows, size]; total Real [rows, size] = x + delta
-// Grid     (rows); block a multiple of 32
+// Grid     (rows); block a multiple of 32, 1,024 at most
 // Shared   `size` floats, dynamic: each value is read from memory once
 // Twin     kdnb.reference.rms_norm
 // Why      the sum that is normed is the rounded one, as it is what the next layer adds to
@@ -14,7 +14,8 @@ __device__ __forceinline__ void norm_row(const float* row, const float* weight, 
     for (int i = threadIdx.x; i < size; i += blockDim.x) store(y + i, row[i] * scale * weight[i]);
 }
 
-extern "C" __global__ void rms_norm(const Real* x, const float* weight, Real* y, int size, float eps) {
+extern "C" __global__ void __launch_bounds__(1024)
+    rms_norm(const Real* x, const float* weight, Real* y, int size, float eps) {
     DYNAMIC_SHARED(float, row);
     const int64_t at = int64_t(blockIdx.x) * size;
     float sum = 0.0f;
@@ -25,8 +26,8 @@ extern "C" __global__ void rms_norm(const Real* x, const float* weight, Real* y,
     norm_row(row, weight, y + at, size, eps, block_sum(sum));
 }
 
-extern "C" __global__ void add_rms_norm(const Real* x, const Real* delta, const float* weight, Real* total,
-                                        Real* y, int size, float eps) {
+extern "C" __global__ void __launch_bounds__(1024)
+    add_rms_norm(const Real* x, const Real* delta, const float* weight, Real* total, Real* y, int size, float eps) {
     DYNAMIC_SHARED(float, row);
     const int64_t at = int64_t(blockIdx.x) * size;
     float sum = 0.0f;

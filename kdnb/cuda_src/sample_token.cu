@@ -3,7 +3,7 @@
 // Inputs   logits float [rows, vocab_size]; depths int32 [rows]; prefix_len int32 in device memory; seed
 // Outputs  ids int32 [rows], equal keys to the lower id; gaps float [rows], by how much the key won; tops float
 //          [rows], the largest logit, NaN if the row holds one
-// Grid     (rows); block a multiple of 32
+// Grid     (rows); block a multiple of 32, 512 at most
 // Limits   temperature above 0; no top-k, no top-p
 // Twin     kdnb.verify_rules.sample_and_walk (the draw), kdnb.noise (the numbers)
 // Why      noise belongs to (seed, position, token id), so that plain decoding and every tree draw the same token
@@ -33,8 +33,9 @@ __device__ __forceinline__ float gumbel(uint64_t word) {
     return float(-log(-log(uniform)));
 }
 
-extern "C" __global__ void sample_token(const float* logits, const int* depths, const int* prefix_len, int64_t seed,
-                                        float temperature, int* ids, float* gaps, float* tops, int vocab_size) {
+extern "C" __global__ void __launch_bounds__(512)
+    sample_token(const float* logits, const int* depths, const int* prefix_len, int64_t seed, float temperature,
+                 int* ids, float* gaps, float* tops, int vocab_size) {
     __shared__ int winner;
     const float* row = logits + int64_t(blockIdx.x) * vocab_size;
     const uint64_t position = uint64_t(*prefix_len) + depths[blockIdx.x] + 1;

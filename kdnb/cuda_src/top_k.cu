@@ -3,7 +3,7 @@
 // Inputs   logits float [rows, vocab_size]
 // Outputs  ids int32 and log_probs float [rows, k], descending, equal logits to the lower id; tops float [rows],
 //          the largest logit, NaN if the row holds one: the caller refuses what is not finite
-// Grid     (rows); block a multiple of 32
+// Grid     (rows); block a multiple of 32, 1,024 at most
 // Shared   8 * k bytes, dynamic, and 8.5 KB, static
 // Limits   k to 8,192 and at most vocab_size
 // Twin     kdnb.reference.top_k
@@ -16,8 +16,8 @@ constexpr int DIGIT_BITS = 11;
 constexpr int BINS = 1 << DIGIT_BITS;
 constexpr int COARSE = 64;  // bins are added up 32 at a time before one thread walks them
 
-extern "C" __global__ void top_k(const float* logits, int* ids, float* log_probs, float* tops, int vocab_size,
-                                 int k) {
+extern "C" __global__ void __launch_bounds__(1024)
+    top_k(const float* logits, int* ids, float* log_probs, float* tops, int vocab_size, int k) {
     DYNAMIC_SHARED(uint64_t, chosen);
     __shared__ int bins[BINS], coarse[COARSE], num_chosen, digit, wanted, in_digit;
     const float* row = logits + int64_t(blockIdx.x) * vocab_size;
@@ -85,7 +85,8 @@ extern "C" __global__ void top_k(const float* logits, int* ids, float* log_probs
 }
 
 // The best token of every row, and by how much it won over the second (plus infinity if it is the only one).
-extern "C" __global__ void argmax(const float* logits, int* ids, float* gaps, float* tops, int vocab_size) {
+extern "C" __global__ void __launch_bounds__(1024)
+    argmax(const float* logits, int* ids, float* gaps, float* tops, int vocab_size) {
     const float* row = logits + int64_t(blockIdx.x) * vocab_size;
     uint64_t best = 0;
     int broken = 0;

@@ -117,10 +117,10 @@ __device__ void bound_by_chain(const float* top_log_probs, const double* chain, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) tree_build(const int* top_ids, const float* top_log_probs, const int* root_id,
-                                      const int* prefix_len, int* token_ids, int* parents, int* depths,
-                                      int* positions, int* ranks, double* scores, float* log_probs,
-                                      uint64_t* visible, int* num_nodes, char* workspace) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    tree_build(const int* top_ids, const float* top_log_probs, const int* root_id, const int* prefix_len,
+               int* token_ids, int* parents, int* depths, int* positions, int* ranks, double* scores,
+               float* log_probs, uint64_t* visible, int* num_nodes, char* workspace) {
     DYNAMIC_SHARED(char, shared);
     double* sort_score = reinterpret_cast<double*>(shared);
     uint32_t* sort_who = reinterpret_cast<uint32_t*>(sort_score + SORT_SIZE);

@@ -66,7 +66,8 @@ __device__ __forceinline__ void load_keys(const Real* cache, const int* rows, in
             for (int i = 0; i < LOADS; i++) {
                 const int piece = min(first + i * THREADS, TOTAL - 1);
                 const int key = min(piece / PIECES, count - 1);
-                values[i] = *reinterpret_cast<const uint4*>(cache + int64_t(rows[key]) * WIDTH + piece % PIECES * VECTOR);
+                const Real* from = cache + int64_t(rows[key]) * WIDTH + piece % PIECES * VECTOR;
+                values[i] = *reinterpret_cast<const uint4*>(from);
             }
 #pragma unroll
             for (int i = 0; i < LOADS; i++) {
