@@ -18,6 +18,7 @@ from kdnb.kernels.disk_cache import DiskCache
 from kdnb.kernels.nvrtc import Cubin, compile_cubin
 from kdnb.kernels.source import Constant, KernelSource, Kind
 
+UNASKED_SHARED = 16 << 10  # bytes of dynamic shared memory that fit beside any kernel's static ones
 # architectures with features of their own, which plain "sm_90" leaves out
 FEATURED = {90: "90a", 100: "100a", 103: "103a", 120: "120a", 121: "121a"}
 
@@ -125,7 +126,7 @@ class CudaDevice:
             shape = (*grid, block, shared)
             if shape not in self._configs:
                 self._configs[shape] = LaunchConfig(grid=tuple(grid), block=block, shmem_size=shared)
-            if shared > 48 << 10:
+            if shared > UNASKED_SHARED:
                 self._allow_shared(kernel, shared)
             values = [as_scalar(kind, value, entry) for kind, value in zip(kinds, arguments, strict=True)]
             launch(self.target, self._configs[shape], kernel, *values)
@@ -234,7 +235,7 @@ class CudaDevice:
         return module.get_kernel(entry), cubin.source.entries[entry]
 
     def _allow_shared(self, kernel: Any, shared: int) -> None:
-        """More than 48 KB has to be asked for."""
+        """More than 48 KB, static and dynamic together, has to be asked for."""
         from cuda.bindings import driver
 
         if self._widest.get(id(kernel), 0) >= shared:
