@@ -16,7 +16,7 @@ from kdnb.kernels.host import load_library
 from kdnb.kernels.source import Constant, KernelSource
 
 ORDERS = ("forward", "reversed", "shuffled")
-GUARD = 64  # bytes on both sides of every allocation
+GUARD = 1024  # bytes on both sides of every allocation
 GUARD_BYTE = 0xA5
 POISON = 0xFF  # of new memory: NaN for floats, -1 for integers
 

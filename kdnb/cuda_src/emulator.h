@@ -339,10 +339,10 @@ int run(void (*kernel)(Arguments...), const Launch& launch, void** arguments) {
         }
         block = nullptr;
     };
-    std::vector<std::thread> others;
-    for (int t = 1; t < launch.threads && size_t(t) < num_blocks; t++) others.emplace_back(work);
-    work();
-    for (std::thread& other : others) other.join();
+    // new threads each time: static shared memory begins as zeros, not as what the last launch left there
+    std::vector<std::thread> workers;
+    for (int t = 0; t < launch.threads && size_t(t) < num_blocks; t++) workers.emplace_back(work);
+    for (std::thread& worker : workers) worker.join();
     return failed;
 }
 

@@ -1,5 +1,6 @@
 """Compiling for a GPU: NVRTC through cuda-python, to machine code for one architecture."""
 
+import hashlib
 import io
 import os
 import re
@@ -14,7 +15,7 @@ from kdnb.errors import BackendUnavailable, KernelError
 from kdnb.kernels.disk_cache import DiskCache
 from kdnb.kernels.source import KernelSource
 
-ABI = 1  # of the cache's entries; another number forgets them all
+OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}  # -v: registers, shared memory and spills in the log
 # serialised wgmma, a dropped setmaxnreg: the kernel would run, at a fraction of its speed
 FATAL_NOTICES = ("C7504", "C7505", "C7520")
 _PLACE = re.compile(r"^([\w.]+)\((\d+)\): (?:error|warning)", re.MULTILINE)
@@ -98,7 +99,8 @@ def compile_cubin(source: KernelSource, arch: str, cache: DiskCache | None = Non
         BackendUnavailable: if cuda-python or NVRTC is not installed, or NVRTC does not know the arch.
         KernelError: if the source does not compile; the message shows the lines.
     """
-    key = f"{source.digest[:32]}-{arch}-nvrtc{'.'.join(map(str, nvrtc_version()))}-{ABI}"
+    identity = "\0".join([source.digest, arch, repr(nvrtc_version()), repr(sorted(OPTIONS.items()))])
+    key = f"{source.name}-{arch}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
     code, notes = (cache or DiskCache()).get(key, ".cubin", lambda: _compile(source, arch))
     return Cubin(source, arch, code, notes["log"])
 
@@ -144,9 +146,7 @@ def _compile(source: KernelSource, arch: str) -> tuple[bytes, dict[str, Any]]:
             f"NVRTC {'.'.join(map(str, nvrtc_version()))} does not compile for {arch}; it knows compute "
             f"capability {known}. Install another version of nvidia-cuda-nvrtc."
         )
-    options = ProgramOptions(
-        name=f"{source.name}.cu", arch=arch, std="c++17", ptxas_options=["-v", "-warn-spills"]
-    )
+    options = ProgramOptions(name=f"{source.name}.cu", arch=arch, **OPTIONS)
     log = io.StringIO()
     try:
         code = Program(source.text, "c++", options).compile("cubin", logs=log).code

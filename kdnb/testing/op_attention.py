@@ -13,7 +13,7 @@ from kdnb.reference.verify_attention import verify_attention
 from kdnb.rope_config import RopeConfig
 from kdnb.testing.judge import Judge
 
-EPS = 1e-6
+EPS = 0.01  # so large that it shows
 PLAIN = RopeConfig()
 YARN = RopeConfig(
     rope_theta=50_000.0, rope_type="yarn", factor=64.0, mscale=1.0, original_max_position_embeddings=4096
@@ -96,7 +96,7 @@ def _verify(
     cache, held = judge.floats(2, prefix_len + rows + 3, width)
     query, held_query = judge.floats(rows, heads, width)
     visible = None if causal else judge.visible(rows)
-    scale = 2.0 * width**-0.5
+    scale = width**-0.5
     got = b.verify_attention(query, cache, 1, prefix_len, b.mask(visible), scale, rank)
     keys = held[1, : prefix_len + rows]
     want = verify_attention(held_query, keys, prefix_len, visible, float(np.float32(scale)), rank)
@@ -148,7 +148,7 @@ def check_draft_attention(judge: Judge) -> None:
                 if window is not None:  # as a sliding layer: the last rows of the context, the whole block
                     behind = np.arange(rows)[:, None] + context_len - np.arange(num_keys)[None]
                     visible = (behind < window) | (np.arange(num_keys) >= context_len)
-                scale = 1.5 * head_dim**-0.5
+                scale = head_dim**-0.5
                 got = b.draft_attention(query, keys, values, context_len, scale, visible)
                 held = held_query, held_keys[:num_keys], held_values[:num_keys]
                 want = draft_attention(*held, float(np.float32(scale)), visible)

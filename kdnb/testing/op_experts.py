@@ -38,10 +38,11 @@ def check_router(judge: Judge) -> None:
         spec = RouterSpec(scoring, method, k, n_group, topk_group, norm, 2.5)
         case = f"router {scoring} {method} [{num_experts} experts in {n_group} groups, k {k}]"
         for ties in (False, True):
-            if ties:  # halves of integers: products and sums are exact, and many logits are equal
-                x, held_x = judge.real(rng.integers(-1, 2, (40, 3)))
-                weight, held = judge.real(rng.integers(-2, 3, (num_experts, 3)) / 2)
-                shift = rng.integers(0, 2, num_experts) / 4
+            if ties:  # halves of integers: sums are exact, and many logits are equal
+                # no negative ones: s(x) + s(-x) is 1 for every x, but not in every rounding
+                x, held_x = judge.real(rng.integers(0, 2, (40, 3)))
+                weight, held = judge.real(rng.integers(0, 4, (num_experts, 3)) / 2)
+                shift = rng.integers(0, 2, num_experts if n_group == 1 else 1) / 4 + np.zeros(num_experts)
             else:
                 x, held_x = judge.floats(13, 40)
                 weight, held = judge.floats(num_experts, 40, scale=0.2)
