@@ -1,5 +1,7 @@
 """The whole loop from kernels, on a CPU that plays a GPU: the run of numpy, round by round."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,10 @@ import kdnb
 from kdnb.backends import get_backend
 from kdnb.decoding import Decoding
 from kdnb.drafter_config import DFlashConfig
-from kdnb.errors import DrafterError, ShapeError
+from kdnb.errors import ConfigError, DrafterError, ShapeError
 from kdnb.loop import start
 from kdnb.settings import Settings
+from kdnb.testing import check_backend
 from kdnb.testing.random_weights import random_drafter
 from tests.support.goldens import DATA
 
@@ -136,13 +139,34 @@ def test_an_interrupted_decoding_goes_on(pairs):
 
 def test_beyond_the_drafters_first_rows(pairs):
     """A drafter's cache has room for 256 rows at first; a graph must not write behind them."""
-    prompt = pairs[0][0].tokenizer.encode(PROMPT * 15)[:250]
+    prompt = pairs[0][0].tokenizer.encode(PROMPT * 20)[:250]
     runs = [
         kdnb.generate(target, prompt, drafter, max_new_tokens=16, node_budget=3, stop_ids=())
         for target, drafter in pairs
     ]
     assert runs[0].rounds[-1].prefix_len > 256
     same_run(*runs)
+
+
+def test_threads_share_a_backend(pairs):
+    """Callbacks of a notebook may decode beside the main thread."""
+    target, drafter = pairs[1]
+    every = {"max_new_tokens": 8, "node_budget": 4, "stop_ids": ()}
+    prompts = [PROMPT, "import os\n"]
+    want = [kdnb.generate(target, prompt, drafter, **every).token_ids.tolist() for prompt in prompts]
+    drafters = [kdnb.load_drafter("golden", target) for _ in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.map(lambda p, d: kdnb.generate(target, p, d, **every), prompts, drafters)
+        assert [run.token_ids.tolist() for run in runs] == want
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_backend_as_a_whole(dtype):
+    if dtype == "float16":
+        with pytest.raises(ConfigError, match='dtype "float16" is not one the emulated backend computes in'):
+            get_backend("emulated", dtype=dtype)
+    else:
+        check_backend(get_backend("emulated", dtype=dtype))
 
 
 def test_two_decodings_cannot_share_a_drafter(pairs):
