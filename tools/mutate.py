@@ -79,8 +79,8 @@ MUTATIONS = {
     ),
     "drafter_position_plus_one": Mutation(
         DFLASH,
-        "self._rope(self.context_len, config.block_size)",
-        "self._rope(self.context_len + 1, config.block_size)",
+        "positions = np.arange(self.context_len, self.context_len + len(block))",
+        "positions = 1 + np.arange(self.context_len, self.context_len + len(block))",
         (TRACES,),
     ),
     "no_k_norm": Mutation(
