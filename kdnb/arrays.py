@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kdnb.errors import ShapeError, TokenError
+from kdnb.errors import ConfigError, ShapeError, TokenError
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
@@ -50,6 +50,15 @@ def as_token_ids(token_ids: Sequence[int] | HostArray, vocab_size: int, name: st
             "is this the tokenizer of another model?"
         )
     return ids.astype(np.int32)
+
+
+def check_integer(name: str, value: object, least: int, most: int | None = None) -> int:
+    """The value as an int, if it is an integer in [least, most] (otherwise ConfigError)."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limits = f"from {least} up" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} is {value!r}; use an integer {limits}.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def pack_visible(visible: Bool) -> UInt64:

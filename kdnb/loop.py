@@ -10,7 +10,7 @@ from kdnb.drafters.base import Drafter
 from kdnb.errors import ConfigError, TokenError
 from kdnb.model import Target
 from kdnb.run import Run
-from kdnb.settings import Settings
+from kdnb.settings import Settings, settings_of
 from kdnb.trace import RoundTrace
 
 
@@ -29,7 +29,7 @@ def rounds(
     Raises:
         As `generate`, at the call and not at the first step.
     """
-    return iter(start(target, prompt, drafter, Settings(**settings)))
+    return iter(start(target, prompt, drafter, settings_of("rounds", settings)))
 
 
 def generate(
@@ -48,7 +48,7 @@ def generate(
         drafter: Proposes the trees; None is plain decoding, one token a round.
         progress: Show a progress bar, if standard error is a terminal.
         settings: The fields of Settings: max_new_tokens (required), node_budget, policy, temperature,
-            top_k, top_p, seed, verify_rule, trace, stop_ids, prefill_chunk, on_token.
+            top_k, top_p, seed, verify_rule, trace, stop_ids, prefill_chunk, on_token, deterministic.
 
     Returns:
         Run. An interrupt (Ctrl-C) ends the run early with stop_reason "interrupted"; nothing is lost.
@@ -58,7 +58,7 @@ def generate(
         DrafterError: if the drafter does not fit the target.
         PolicyError, VerifyRuleError: if a policy or rule breaks its contract.
     """
-    decoding = start(target, prompt, drafter, Settings(**settings))
+    decoding = start(target, prompt, drafter, settings_of("generate", settings))
     began = time.perf_counter()
     stop_reason: str | None = None
     try:
@@ -103,6 +103,8 @@ def start(
             raise TokenError(f"{target!r} has no tokenizer, so the prompt must be token ids, not text.")
         prompt = target.tokenizer.encode(prompt)
     prompt_ids = as_token_ids(prompt, target.config.vocab_size, "prompt")
+    if settings.stop_ids:
+        as_token_ids(settings.stop_ids, target.config.vocab_size, "stop_ids")
     length, room = len(prompt_ids) + settings.max_new_tokens, target.config.max_position_embeddings
     if length > room:
         raise ConfigError(

@@ -79,7 +79,7 @@ class Run:
             mean_accepted_per_round; expected_accepted_per_round (mean over rounds of the sum of node
             probabilities, where trees have scores); accepted_by_depth (share of rounds that kept a node
             of depth 1, 2, ...); min_gap (smallest margin of any choice
-            that had an alternative); stop_reason; times in
+            that had an alternative) and prefill_min_gap (of the first); stop_reason; times in
             microseconds: prefill_us, times_us per stage, wall_us; tokens_per_second. What is not known
             is absent.
         """
@@ -103,6 +103,8 @@ class Run:
             summary["expected_accepted_per_round"] = float(np.mean(expected))
         if known:
             summary["min_gap"] = min(known)
+        if self.prefill_min_gap is not None and np.isfinite(self.prefill_min_gap):
+            summary["prefill_min_gap"] = self.prefill_min_gap
         summary["stop_reason"] = self.stop_reason
         if self.prefill_us is not None:
             summary["prefill_us"] = self.prefill_us
@@ -188,7 +190,7 @@ class Run:
             stored_text=data.get("text"),
             token_texts={str(key): str(text) for key, text in objects["token_texts"].items()},
             prefill_us=_number(summary, "prefill_us"),
-            prefill_min_gap=_number(summary, "min_gap"),
+            prefill_min_gap=_number(summary, "prefill_min_gap"),
             wall_us=_number(summary, "wall_us"),
         )
 

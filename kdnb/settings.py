@@ -1,14 +1,18 @@
 """The choices of one decoding."""
 
+import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
+from kdnb.arrays import check_integer
 from kdnb.errors import ConfigError
 from kdnb.policies import TreePolicy
 from kdnb.verify_rules import VerifyRule
+
+MAX_NODE_BUDGET = 1 << 20  # a tree of so many nodes is a slip
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,22 @@ class Settings:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_new_tokens", 1),
-            ("node_budget", 0),
-            ("seed", 0),
-            ("prefill_chunk", 1),
+        for name, least, most in (
+            ("max_new_tokens", 1, None),
+            ("node_budget", 0, MAX_NODE_BUDGET),
+            ("seed", 0, None),
+            ("prefill_chunk", 1, None),
         ):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, most))
+        for name in ("temperature", "top_p"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise ConfigError(f"{name} is {value!r}; use an integer from {least} up.")
+            if isinstance(value, np.floating | np.integer):
+                object.__setattr__(self, name, float(value))
+        if self.temperature == 0 and self.verify_rule is None and (self.top_k or self.top_p != 1):
+            raise ConfigError(
+                f"top_k is {self.top_k} and top_p is {self.top_p}, but temperature 0 is greedy and uses "
+                "neither; set a temperature, or leave them at 0 and 1."
+            )
         object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"deterministic is {self.deterministic!r}; use True or False.")
@@ -79,3 +90,20 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...] | None:
     if isinstance(value, str) or not all(isinstance(token_id, int | np.integer) for token_id in ids):
         raise ConfigError(f"{name} is {value!r}; pass a sequence of token ids, or None.")
     return tuple(int(token_id) for token_id in ids)
+
+
+def settings_of(caller: str, given: dict[str, Any]) -> Settings:
+    """Settings from a caller's keyword arguments.
+
+    Raises:
+        ConfigError: if a name is unknown or max_new_tokens is missing; the message is about the caller.
+    """
+    known = [field.name for field in fields(Settings)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}."
+            raise ConfigError(f'{caller}() has no argument "{name}"; {hint}')
+    if "max_new_tokens" not in given:
+        raise ConfigError(f"{caller}() needs max_new_tokens: how many tokens to emit at the most.")
+    return Settings(**given)

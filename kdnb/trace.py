@@ -194,7 +194,7 @@ class RoundTrace:
             bonus_id=bonus_id,
             emitted=read_array({"emitted": [*path, bonus_id], **data}, "emitted", np.int32),
             times_us={str(stage): float(us) for stage, us in times_us.items()},
-            min_gap=min_gap,
+            min_gap=None if min_gap is None else float(min_gap),
             policy=data.get("policy"),
             verify_rule=data.get("verify_rule"),
             visible_words=_read_words(data, tree.num_nodes),

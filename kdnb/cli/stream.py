@@ -13,7 +13,7 @@ import click
 from kdnb.model import Target
 
 SILENCE = 1.5  # seconds without output before a sign of life
-MAX_SILENCE = 30.0  # into a file or pipe such signs become rarer, up to this
+MAX_SILENCE = 2.0  # nobody waits longer without one
 UNFINISHED = "\ufffd"  # what bytes decode to that are no whole character
 
 

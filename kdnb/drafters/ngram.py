@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from kdnb.arrays import Int32
+from kdnb.arrays import Int32, check_integer
 from kdnb.backends.base import Array
 from kdnb.draft import DraftContext
 from kdnb.errors import ConfigError
@@ -48,6 +48,8 @@ class NGram:
     tap_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        for name in ("max_depth", "max_n", "min_n"):
+            check_integer(name, getattr(self, name), 1)
         if not 1 <= self.min_n <= self.max_n or self.max_depth < 1:
             raise ConfigError(
                 f"min_n is {self.min_n}, max_n {self.max_n} and max_depth {self.max_depth}; use "

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kdnb.arrays import Int32
+from kdnb.arrays import Int32, check_integer
 from kdnb.backends.base import Array
 from kdnb.draft import Draft, DraftContext
 from kdnb.errors import ConfigError, DrafterError
@@ -35,8 +35,9 @@ class NoisyOracle:
     tap_names: tuple[str, ...] = ()
 
     def __init__(self, target: "Target", max_depth: int = 7, noise: float = 1.0, seed: int = 0) -> None:
-        if max_depth < 1 or noise < 0:
-            raise ConfigError(f"max_depth is {max_depth} and noise {noise}; use 1 or more, and 0 or more.")
+        check_integer("max_depth", max_depth, 1)
+        if not noise >= 0:
+            raise ConfigError(f"noise is {noise}; use 0 or more.")
         self.max_depth = max_depth
         self._noise = noise
         self._seed = seed

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kdnb.arrays import HostArray, Int32
+from kdnb.arrays import HostArray, Int32, check_integer
 from kdnb.backends.base import Array
 from kdnb.draft import Draft, DraftContext
 from kdnb.errors import ConfigError, DrafterError
@@ -42,10 +42,7 @@ class Replay:
         error_rate: float = 0.0,
         seed: int = 0,
     ) -> None:
-        if block_size < 2:
-            raise ConfigError(
-                f"block_size is {block_size}; a block holds the root and one draft at least, so 2 or more."
-            )
+        check_integer("block_size", block_size, 2)  # the root and one draft at least
         if not 0 <= error_rate <= 1:
             raise ConfigError(f"error_rate is {error_rate}; use a share from 0 to 1.")
         if isinstance(token_ids, Run):

@@ -4,8 +4,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from kdnb.arrays import check_integer
 from kdnb.draft import Draft
-from kdnb.errors import ConfigError, PolicyError
+from kdnb.errors import PolicyError
 from kdnb.tree import DraftTree
 
 
@@ -25,15 +26,9 @@ class TreePolicy(Protocol):
         """
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse a value that is not an integer from `least` up (ConfigError)."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ConfigError(f"{name} is {value!r}; use an integer from {least} up.")
-
-
 def check_node_budget(node_budget: int) -> None:
     """Refuse a budget that is not an integer from 0 up (ConfigError)."""
-    check_whole("node_budget", node_budget, 0)
+    check_integer("node_budget", node_budget, 0)
 
 
 def check_tree(tree: object, root_id: int, node_budget: int, vocab_size: int) -> None:

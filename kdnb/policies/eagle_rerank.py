@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from kdnb.arrays import check_integer
 from kdnb.draft import Draft
-from kdnb.policies.base import check_node_budget, check_whole
+from kdnb.policies.base import check_node_budget
 from kdnb.reference.tree_build import Node, tree_of
 from kdnb.tree import DraftTree
 
@@ -27,7 +28,7 @@ class EagleRerank:
     top_k: int = 10
 
     def __post_init__(self) -> None:
-        check_whole("top_k", self.top_k, 1)
+        check_integer("top_k", self.top_k, 1)
 
     def __call__(self, draft: Draft, node_budget: int) -> DraftTree:
         """Build the tree; see TreePolicy."""

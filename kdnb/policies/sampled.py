@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kdnb.arrays import Float32
+from kdnb.arrays import Float32, check_integer
 from kdnb.draft import Draft
 from kdnb.errors import ConfigError
 from kdnb.noise import Noise
-from kdnb.policies.base import check_node_budget, check_whole
+from kdnb.policies.base import check_node_budget
 from kdnb.reference.transforms import draw_token, softmax, transform_logits
 from kdnb.tree import DraftTree
 
@@ -43,7 +43,7 @@ class Sampled:
         if not widths:
             raise ConfigError(f"children is {self.children!r}; use one positive integer per depth.")
         for width in widths:
-            check_whole("children", width, 1)
+            check_integer("children", width, 1)
         object.__setattr__(self, "children", widths)
         if isinstance(self.temperature, bool) or not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature is {self.temperature}; use a number above 0.")

@@ -141,7 +141,7 @@ def test_the_driver_is_asked_by_cu_init_alone(monkeypatch):
             self.cuInit = lambda flags: status
 
     monkeypatch.setattr("ctypes.CDLL", lambda name: Library(0))
-    assert doctor_module._driver() == "NVIDIA driver works"
+    assert doctor_module._driver() == doctor_module.DRIVER_WORKS
     monkeypatch.setattr("ctypes.CDLL", lambda name: Library(100))
     assert "cuInit fails with error 100" in doctor_module._driver()
 

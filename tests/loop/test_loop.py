@@ -1,5 +1,7 @@
 """What the loop promises besides its tokens: lengths, callbacks, interrupts, traces, guards."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from kdnb.acceptance import Acceptance
 from kdnb.draft import Draft
 from kdnb.errors import ConfigError, DrafterError, PolicyError, TokenError, VerifyRuleError
 from kdnb.loop import start
+from kdnb.run import Run
 from kdnb.settings import Settings
 from kdnb.tree import DraftTree
 
@@ -151,6 +154,18 @@ def test_rounds_yields_what_generate_records(pair):
         assert set(ours.times_us) == {"draft", "build", "verify", "accept", "compact"}
 
 
+def test_a_forgotten_length_and_numbers_of_numpy(pair):
+    target, drafter = pair
+    with pytest.raises(ConfigError, match=r"generate\(\) needs max_new_tokens"):
+        kdnb.generate(target, PROMPT, drafter)
+    choices = {"max_new_tokens": np.int64(4), "node_budget": np.int32(3), "temperature": np.float32(0.5)}
+    run = kdnb.generate(target, PROMPT, drafter, **choices, seed=np.uint8(7))
+    back = Run.from_json(json.loads(json.dumps(run.to_json())))
+    assert back.settings == run.settings
+    assert back.prefill_min_gap == pytest.approx(run.prefill_min_gap)
+    assert back.summary()["min_gap"] == run.summary()["min_gap"]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -173,6 +188,10 @@ def test_rounds_yields_what_generate_records(pair):
         ({"stop_ids": 5}, ConfigError, "stop_ids is 5"),
         ({"stop_ids": "ab"}, ConfigError, "stop_ids is 'ab'"),
         ({"stop_ids": [1.5]}, ConfigError, r"stop_ids is \[1.5\]"),
+        ({"stop_ids": [999]}, TokenError, r"stop_ids\[0\] is 999 but ids of this model go from 0 to 259"),
+        ({"top_k": 5}, ConfigError, "top_k is 5 and top_p is 1.0, but temperature 0 is greedy"),
+        ({"node_budget": 10**20}, ConfigError, "node_budget is 1000.*use an integer from 0 to 1048576"),
+        ({"node_buget": 3}, ConfigError, r'no argument "node_buget"; did you mean node_budget\?'),
         ({"on_token": 3}, ConfigError, "on_token is 3"),
         ({"drafter": "tiny"}, ConfigError, "drafter is 'tiny'.*kdnb.load_drafter"),
         ({"drafter": object}, ConfigError, "drafter is <class 'object'>"),

@@ -284,11 +284,14 @@ def test_the_context_may_be_long(target):
     ("make", "message"),
     [
         (lambda t: NGram(min_n=3, max_n=2), "min_n is 3, max_n 2"),
-        (lambda t: NGram(max_depth=0), "max_depth 0"),
+        (lambda t: NGram(max_depth=0), "max_depth is 0"),
         (lambda t: Replay([1], block_size=1), "block_size is 1"),
         (lambda t: Replay([1], error_rate=1.5), "error_rate is 1.5"),
         (lambda t: NoisyOracle(t, max_depth=0), "max_depth is 0"),
-        (lambda t: NoisyOracle(t, noise=-1), "noise -1"),
+        (lambda t: NoisyOracle(t, max_depth=2.5), "max_depth is 2.5; use an integer from 1 up"),
+        (lambda t: Replay([1], block_size=2.5), "block_size is 2.5; use an integer from 2 up"),
+        (lambda t: NGram(max_depth=2.5), "max_depth is 2.5; use an integer from 1 up"),
+        (lambda t: NoisyOracle(t, noise=-1), "noise is -1"),
     ],
 )
 def test_bad_arguments(target, make, message):
