@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -9,6 +10,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 PACKAGES = (
     ("numpy", "base"),
@@ -76,11 +79,26 @@ def examine() -> dict[str, Any]:
 
 def install_line(extra: str = "") -> str:
     """The command that installs kdnb with an extra, from where this copy came from."""
-    clone = Path(__file__).parent.parent
     wanted = f"[{extra}]" if extra else ""
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    clone = Path(__file__).parent.parent
     if (clone / "pyproject.toml").is_file():
-        return f'{shlex.quote(sys.executable)} -m pip install -e "{clone}{wanted}"'
-    return f'{shlex.quote(sys.executable)} -m pip install "kdnb{wanted}"'
+        return f'{pip} -e "{clone}{wanted}"'
+    clone = _installed_from()
+    if clone is not None:
+        return f'{pip} "{clone}{wanted}"'
+    return f'{pip} ".{wanted}"   (in a clone of kdnb)'
+
+
+def _installed_from() -> Path | None:
+    """The folder that pip installed kdnb from, if it is still there."""
+    try:
+        record = importlib.metadata.distribution("kdnb").read_text("direct_url.json")
+        url = urlsplit(json.loads(record or "{}").get("url", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    folder = Path(url2pathname(url.path))
+    return folder if url.scheme == "file" and (folder / "pyproject.toml").is_file() else None
 
 
 def _abilities(packages: dict[str, str | None]) -> list[Ability]:

@@ -125,6 +125,22 @@ def test_doctor_on_a_machine_that_lacks_things(kdnb, monkeypatch):
     assert "not installed: tiktoken" in out
 
 
+def test_the_install_line_names_where_it_came_from(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_module, "__file__", str(tmp_path / "site-packages" / "kdnb" / "doctor.py"))
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    (clone / "pyproject.toml").write_text("")
+
+    class Distribution:
+        def read_text(self, name):
+            return json.dumps({"url": clone.as_uri(), "dir_info": {}})
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Distribution())
+    assert doctor_module.install_line("lab").endswith(f'pip install "{clone}[lab]"')
+    (clone / "pyproject.toml").unlink()
+    assert doctor_module.install_line("lab").endswith('pip install ".[lab]"   (in a clone of kdnb)')
+
+
 def test_doctor_fails_where_numpy_does_not_work(kdnb, monkeypatch):
     def broken(*_args, **_options):
         raise ImportError("libopenblas is missing")
