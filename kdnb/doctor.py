@@ -84,9 +84,9 @@ def install_line(extra: str = "") -> str:
     clone = Path(__file__).parent.parent
     if (clone / "pyproject.toml").is_file():
         return f'{pip} -e "{clone}{wanted}"'
-    clone = _installed_from()
-    if clone is not None:
-        return f'{pip} "{clone}{wanted}"'
+    source = _installed_from()
+    if source is not None:
+        return f'{pip} "{source}{wanted}"'
     return f'{pip} ".{wanted}"   (in a clone of kdnb)'
 
 

@@ -1,6 +1,7 @@
 """Every kernel compiles for every architecture, without warnings and without taking more than it did.
 
-`python tests/kernel/test_compile.py` writes the table anew, after a change that is meant to take more.
+`python tests/kernel/test_compile.py` writes the table of the installed NVRTC anew, after a change that is
+meant to take more.
 """
 
 import json
@@ -15,8 +16,8 @@ from kdnb.kernels.nvrtc import compile_cubin, nvrtc_version, supported_archs
 from kdnb.kernels.source import CUDA_SRC, KernelSource
 from kdnb.testing.specialisations import ARCHS, SPECIALISATIONS, specialised
 
-TABLE = Path(__file__).parents[1] / "data" / "resources.json"
-MORE_REGISTERS = 8  # another NVRTC allocates a little differently
+TABLE = Path(__file__).parents[1] / "data" / "resources.json"  # by version of NVRTC, kernel, dtype and arch
+VERSION = ".".join(map(str, nvrtc_version()))
 
 
 def taken(name, real_is_bf16, arch, cache=None):
@@ -30,22 +31,28 @@ def taken(name, real_is_bf16, arch, cache=None):
 
 def test_the_table_has_every_kernel():
     assert sorted(SPECIALISATIONS) == sorted(path.stem for path in CUDA_SRC.glob("*.cu"))
-    assert sorted(json.loads(TABLE.read_text())["kernels"]) == sorted(SPECIALISATIONS)
+    for table in json.loads(TABLE.read_text()).values():
+        assert sorted(table) == sorted(SPECIALISATIONS)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", sorted(SPECIALISATIONS))
 def test_compiles_without_warnings_and_within_the_table(name, arch):
-    table = json.loads(TABLE.read_text())["kernels"][name]
+    tables = json.loads(TABLE.read_text())
+    known_version = VERSION in tables
+    table = tables[VERSION if known_version else max(tables)][name]
     for dtype in ("float32", "bfloat16"):
         cubin, found = taken(name, dtype == "bfloat16", arch)
         assert "warning" not in cubin.log.lower(), cubin.log
         assert sorted(found) == sorted(cubin.source.entries)
         for entry, resources in found.items():
             known = table[f"{dtype} {arch}"][entry]
-            assert resources["spilled"] <= known["spilled"], (entry, arch, dtype)
-            assert resources["registers"] <= known["registers"] + MORE_REGISTERS, (entry, arch, dtype)
-            assert resources["shared"] == known["shared"], (entry, arch, dtype)
+            place = (entry, arch, dtype, VERSION)
+            if known_version:
+                assert resources == known, place
+            else:  # a newer compiler may divide registers a little otherwise
+                assert resources["spilled"] <= known["spilled"] + 64, place
+                assert resources["registers"] <= known["registers"] + 32, place
 
 
 def test_an_error_shows_file_line_and_source():
@@ -110,8 +117,8 @@ def write_table():
         }
         for name in sorted(SPECIALISATIONS)
     }
-    nvrtc = ".".join(map(str, nvrtc_version()))
-    TABLE.write_text(json.dumps({"nvrtc": nvrtc, "kernels": kernels}, indent=1) + "\n")
+    tables = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+    TABLE.write_text(json.dumps(tables | {VERSION: kernels}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
