@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kdnb.backends.device_tree import tree_build_shape
 from kdnb.errors import BackendUnavailable, KernelError
 from kdnb.kernels.disk_cache import DiskCache
 from kdnb.kernels.nvrtc import compile_cubin, nvrtc_version, supported_archs
@@ -53,6 +54,14 @@ def test_compiles_without_warnings_and_within_the_table(name, arch):
             else:  # a newer compiler may divide registers a little otherwise
                 assert resources["spilled"] <= known["spilled"] + 64, place
                 assert resources["registers"] <= known["registers"] + 32, place
+
+
+@pytest.mark.parametrize("node_budget", [256, 512, 1024])
+def test_the_tree_build_fits_into_the_shared_memory_of_every_gpu(node_budget):
+    constants, _, dynamic = tree_build_shape(node_budget, 15, node_budget)
+    source = KernelSource.of("tree_build", {**constants, "REAL_IS_BF16": False})
+    static = compile_cubin(source, "sm_120a").resources["tree_build"].shared_bytes
+    assert static + dynamic <= 99 << 10  # of sm_86, sm_89 and sm_120
 
 
 def test_an_error_shows_file_line_and_source():
