@@ -308,10 +308,10 @@ def load_target(
     Args:
         path: A Hugging Face folder (config.json, *.safetensors, tokenizer), or the name of a shipped
             model: "tiny" (the best one) or "golden".
-        backend: "numpy", or a Backend object (which then brings its own dtype and options).
-        dtype: Of activations and cache; "float64" is the referee.
-        deterministic: See NumpyBackend.
-        expert_cache_bytes: Budget for dequantized weights in memory; None is half of the memory.
+        backend: "numpy", "cuda", "emulated", or a Backend object (which brings its own dtype and options).
+        dtype: Of activations and cache: "float32"; "float64" (the referee) on numpy; else "bfloat16".
+        deterministic: See NumpyBackend and KernelBackend.
+        expert_cache_bytes: Budget for dequantized weights in memory on numpy; None is half of the memory.
 
     Returns:
         Target.

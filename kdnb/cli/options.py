@@ -57,9 +57,17 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="DFlash folder, shipped name, ngram, none, or module:factory. Default: the target's own "
             "if it is a shipped one, else none.",
         ),
-        click.option("--backend", default="numpy", show_default=True, help="Where to run."),
         click.option(
-            "--dtype", default="float32", show_default=True, help="float32, or float64 as a referee."
+            "--backend",
+            default="numpy",
+            show_default=True,
+            help="numpy, cuda, or emulated (kernels on a CPU).",
+        ),
+        click.option(
+            "--dtype",
+            default="float32",
+            show_default=True,
+            help="float32; float64 as a referee (numpy); bfloat16 (cuda, emulated).",
         ),
         click.option(
             "--deterministic", is_flag=True, help="Row by row: equal to plain decoding bit for bit."
