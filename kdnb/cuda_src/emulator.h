@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -266,7 +267,7 @@ inline bool run_block(Block* b, const Launch& launch) {  // false: some threads 
         if (launch.order == shuffled) {
             random = random * 6364136223846793005ull + 1;
             first = (random >> 33) % count;
-            for (step = ((random >> 20) % count) | 1; std::__gcd(step, count) != 1;) step += 2;
+            for (step = ((random >> 20) % count) | 1; std::gcd(step, count) != 1;) step += 2;
         }
         bool any = false;
         for (unsigned k = 0; k < count; k++) {
