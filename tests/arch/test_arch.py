@@ -158,13 +158,17 @@ def test_binder_agrees_with_the_project():
 
 
 def test_the_readme_is_true():
-    """Its commands exist, and its test command is the one that CI runs."""
+    """Its commands exist, and CI runs the two that it names."""
     from kdnb.cli import COMMANDS
 
     readme = (ROOT / "README.md").read_text()
     assert set(re.findall(r"`kdnb (\w+)", readme)) <= set(COMMANDS)
-    assert "<!-- tests -->" in readme
-    assert "<!-- main job -->" in readme
+    script = (ROOT / ".ci/run").read_text()
+    for name, words in (("main job", "pip install . && kdnb demo"), ("tests", "python -m pytest")):
+        block = re.search(rf"<!-- {name} -->\n```bash\n(.*)\n```", readme)
+        assert block
+        assert words in block[1]
+        assert f"$(readme_command '{name}')" in script  # taken from the README itself
     for link in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", readme):
         name = link[0] or link[1]
         assert (ROOT / name).exists(), f"README points to {name}, which is not there"
