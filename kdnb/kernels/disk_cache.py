@@ -6,6 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class DiskCache:
         """As `get`, but the file, for a loader that wants one; it ends with the notes and the digest."""
         path = self.folder / (key + suffix)
         payload, notes = self.get(key, suffix, build)
-        if not path.is_file():  # the folder cannot be written
+        if _read(path) is None:  # the folder cannot be written
             path = Path(tempfile.mkdtemp(prefix="kdnb-")) / path.name
             path.write_bytes(payload)
         return path, notes
@@ -91,7 +92,8 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]] | None:
         return None
     body, digest = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:]
     if len(body) < 8 or hashlib.sha256(body).digest() != digest:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be removed cannot be replaced either
+            path.unlink()
         return None
     text_at = len(body) - 8 - int.from_bytes(body[-8:], "little")
     notes: dict[str, Any] = json.loads(body[text_at:-8])

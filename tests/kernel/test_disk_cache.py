@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kdnb.kernels import disk_cache
 from kdnb.kernels.disk_cache import DiskCache, default_folder
 from kdnb.kernels.nvrtc import compile_cubin
 from kdnb.kernels.source import KernelSource
@@ -123,3 +124,26 @@ def test_a_changed_header_changes_the_key(monkeypatch, tmp_path):
         file.write("// more\n")
     assert KernelSource.of("embed", {}).digest != before
     assert KernelSource.of("rope", {}).digest != KernelSource.of("embed", {}).digest
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path):
+    def build():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        DiskCache(tmp_path / "cache").get("key", ".so", build)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_entry_that_cannot_be_replaced_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "key.so").write_bytes(b"damaged")
+
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_cache.Path, "unlink", refuse)
+        patched.setattr(disk_cache.tempfile, "mkstemp", refuse)
+        with pytest.warns(UserWarning, match="Permission denied"):
+            path, _ = DiskCache(tmp_path).path("key", ".so", counted()[1])
+    assert path.read_bytes() == PAYLOAD
