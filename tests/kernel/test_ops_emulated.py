@@ -19,9 +19,9 @@ WITHOUT_REAL = {"router", "rope", "top_k", "argmax", "sample", "tree_build", "tr
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_op_in_every_order(dtype):
     only = [name for name in OPS if dtype == "float32" or name not in WITHOUT_REAL]
+    orders = get_args(Order) if dtype == "float32" else ("forward", "shuffled")
     digests = {
-        order: check_ops(KernelBackend(EmulatedDevice(order=order), dtype), only=only)
-        for order in get_args(Order)
+        order: check_ops(KernelBackend(EmulatedDevice(order=order), dtype), only=only) for order in orders
     }
     assert len(set(digests.values())) == 1, digests
 
